@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +39,8 @@ class ReadingConfig:
 class Answerer:
     """A model that reads prompts with memories and then answers; of what it reads it keeps the last ``outputs`` positions."""
 
-    def __init__(self, family: Any, reading: ReadingConfig, outputs: int):
-        self.family, self.reading, self.outputs = family, reading, BoundedMemory(outputs, FIFO())
+    def __init__(self, family: Any, reading: ReadingConfig, outputs: int, session: Callable[[Any, Reading], AnswerSession]):
+        self.family, self.reading, self.outputs, self.session = family, reading, BoundedMemory(outputs, FIFO()), session
 
     def start(
         self, texts: list[list[int]], record_attention: bool = False, questions: list[list[int]] | None = None
@@ -63,10 +64,6 @@ class Answerer:
         """Read whole prompts."""
         return self.start([[]] * len(prompts), record_attention, prompts).ask(prompts)
 
-    def session(self, reading: Reading) -> AnswerSession:
-        """Return the session that answers prompts which have been read to their ends."""
-        raise NotImplementedError
-
 
 class Reading:
     """Prompts that were read as far as ``lengths``; several questions may follow, each as if it were the first."""
@@ -80,7 +77,7 @@ class Reading:
         outputs = self.outputs and self.outputs.take_rows(torch.tensor(rows, device=self.answerer.family.model.device))
         whole = Reading(self.answerer, self.reader.fork(rows), [self.lengths[row] for row in rows], outputs)
         whole.read(questions, is_last=True)
-        return self.answerer.session(whole)
+        return self.answerer.session(self.answerer.family, whole)
 
     def read(self, parts: list[list[int]], questions: list[list[int]] | None = None, is_last: bool = False) -> None:
         """Read a part of each prompt, the last one with the queries that still wait; ``questions`` guide it if given."""
@@ -133,10 +130,7 @@ class DecoderAnswerer(Answerer):
     """A decoder that reads the prompt and continues it; generated tokens do not wait."""
 
     def __init__(self, family: RopeDecoder, reading: ReadingConfig):
-        super().__init__(family, reading, 1)
-
-    def session(self, reading: Reading) -> DecoderSession:
-        return DecoderSession(self.family, reading)
+        super().__init__(family, reading, 1, DecoderSession)
 
 
 class DecoderSession(AnswerSession):
@@ -165,10 +159,7 @@ class EncoderDecoderAnswerer(Answerer):
     """An encoder that reads the prompt into a memory of its last ``outputs`` positions, and a decoder that answers."""
 
     def __init__(self, family: T5Encoder, reading: ReadingConfig, outputs: int = 8192):
-        super().__init__(family, reading, outputs)
-
-    def session(self, reading: Reading) -> EncoderDecoderSession:
-        return EncoderDecoderSession(self.family, reading)
+        super().__init__(family, reading, outputs, EncoderDecoderSession)
 
 
 class EncoderDecoderSession(AnswerSession):

@@ -139,7 +139,7 @@ class EvictingCache(LayerMemories, Cache):
                     "attention_mask changes what was read: of earlier tokens only a row's newest can be hidden later"
                 )
             for layer in self.apart():
-                layer.forget(earlier.sum(1))
+                layer.forget(earlier.sum(1).to(layer.columns[0].device))
         self.mask = None if bool(mask.all()) else mask
         return (mask.long().cumsum(1) - 1).masked_fill(~mask, -1)[:, -length:]
 
@@ -196,13 +196,7 @@ class EvictingCache(LayerMemories, Cache):
         """Return -1: a text may have any length."""
         return -1
 
-    def batch_select_indices(self, indices: Int[Tensor, " r"]) -> None:
-        """Continue with these rows of the batch, in this order; a row may occur several times."""
-        self.take_rows(indices)
-
-    def reorder_cache(self, beam_idx: Int[Tensor, " b"]) -> None:
-        """Continue with these beams, each with its own memory."""
-        self.take_rows(beam_idx)
+    batch_select_indices = reorder_cache = take_rows  # type: ignore[assignment]  # transformers' names of it
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Continue with every row of the batch ``repeats`` times, copies side by side."""

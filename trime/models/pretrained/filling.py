@@ -54,16 +54,9 @@ class Filling:
         return tokens <= room and memory.top_k is None and not (policy.uses_attention and policy.scored_by == "steps")
 
     @property
-    def keys(self) -> Float[Tensor, "b n g d"]:
-        return self.columns[0][:, : self.count]
-
-    @property
-    def values(self) -> Float[Tensor, "b n g d"]:
-        return self.columns[1][:, : self.count]
-
-    @property
-    def position(self) -> Int[Tensor, "b n"]:
-        return self.columns[2][:, : self.count]
+    def entries(self) -> list[Tensor]:
+        """Keys, values and positions."""
+        return [column[:, : self.count] for column in self.columns]
 
     def append(
         self, query: Float[Tensor, "b l h d"], key: Float[Tensor, "b l g d"], value: Tensor, position: Int[Tensor, "b l"]
@@ -108,15 +101,15 @@ class Filling:
         """Return what queries at the last positions see of all entries; None: what the model's causal attention sees."""
         if not has_padding and position.shape[1] in (1, self.count):
             return None
-        return seen_by(self.memory, position, self.position)
+        return seen_by(self.memory, position, self.entries[2])
 
     def rank(self) -> Ranking:
         """Return the ranking of all entries, once the policy has seen the queries that were kept aside."""
-        policy, keys, position = self.memory.keys.policy, self.keys, self.position
+        policy, (keys, values, position) = self.memory.keys.policy, self.entries
         old = self.ranking or BoundedMemory(0, policy).empty((keys,)).ranking
         known = old.position.shape[1]
         new = position[:, known:]
-        score = policy.enter((keys[:, known:], self.values[:, known:]), old, new).masked_fill(new < 0, -torch.inf)
+        score = policy.enter((keys[:, known:], values[:, known:]), old, new).masked_fill(new < 0, -torch.inf)
         ranking = Ranking(
             position,
             torch.cat([old.score, score], 1),
@@ -134,15 +127,8 @@ class Filling:
 
     def state(self) -> MemoryState:
         """Return the entries, without padding, as a state of the memory."""
-        return self.memory.keys.fit(MemoryState((self.keys, self.values), self.rank()))
-
-    def forget(self, length: Int[Tensor, " b"]) -> None:
-        """Take back each row's entries from position ``length`` on."""
-        self.columns[2] = self.columns[2].masked_fill(self.columns[2] >= length[:, None], -1)
-        self.aside = [
-            part._replace(position=part.position.masked_fill(part.position >= length[:, None], -1)) for part in self.aside
-        ]
-        self.ranking = self.ranking and forgotten(self.ranking, length)
+        keys, values, _ = self.entries
+        return self.memory.keys.fit(MemoryState((keys, values), self.rank()))
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
         """Continue with these rows, each as often as it is named."""
@@ -154,14 +140,3 @@ class Filling:
 def seen_by(memory: Attendre, query: Int[Tensor, "b l"], key: Int[Tensor, "b n"]) -> Bool[Tensor, "b 1 l n"]:
     """Return which entries queries see; padding sees all, since attention to nothing is not a number."""
     return memory.visible(query, key) | (query < 0)[:, None, :, None]
-
-
-def forgotten(ranking: Ranking, length: Int[Tensor, " b"]) -> Ranking:
-    """Return a ranking without each row's entries from position ``length`` on, whose slots are empty then."""
-    gone = ranking.position >= length[:, None]
-    return ranking._replace(
-        position=ranking.position.masked_fill(gone, -1),
-        score=ranking.score.masked_fill(gone, -torch.inf),
-        attended=ranking.attended & ~gone,
-        clock=torch.minimum(ranking.clock, length - 1),
-    )

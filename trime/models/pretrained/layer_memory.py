@@ -15,11 +15,11 @@ import torch
 from torch.nn import functional as F
 
 from trime.memory.bounded import BoundedMemory, MemoryState, SlotWrites
-from trime.models.attendre import Attendre, scored_as
+from trime.models.attendre import Attendre
 from trime.models.attention_trace import AttentionTrace
 from trime.models.layers.rotary import dot_products
 from trime.models.layers.topk_attention import masked_softmax
-from trime.models.pretrained.filling import Filling, Queries, forgotten, seen_by
+from trime.models.pretrained.filling import Filling, Queries, seen_by
 from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 
 Columns = tuple[Tensor, Tensor, Tensor]  # queries [b l h d], keys and values [b l g d]
@@ -99,22 +99,16 @@ class LayerMemory:
     def __init__(self, memory: Attendre, chunk: int, score: PositionScore | None = None, heads: int = 1, records: bool = False):
         self.memory, self.chunk, self.heads, self.records = memory, chunk, heads, records
         self.score, self.model_rotates = score or DotProducts(), score is None
+        self.is_plain = self.model_rotates and heads == 1 and not records  # the model's own attention could read it
         self.reset()
 
     def reset(self) -> None:
         """Empty the memory, for another text."""
-        starts_plain = self.model_rotates and self.heads == 1 and not self.records
-        self.filling = Filling(self.memory, self.chunk) if starts_plain else None
+        self.filling = Filling(self.memory, self.chunk) if self.is_plain else None
         self.full: MemoryState | None = None  # the entries where this is not a filling
         self.waiting: Queries | None = None
         # Of the last step: similarities of what was retrieved, positions of the entries, and of the queries.
         self.last: tuple[Float[Tensor, "b h q m"], Int[Tensor, "b m"], Int[Tensor, "b q"]] | None = None
-
-    @property
-    def needs_scores(self) -> bool:
-        """Whether something depends on the scores, so that the model's own attention cannot take the place of this one."""
-        memory, plain = self.memory, self.model_rotates and self.heads == 1 and not self.records
-        return not plain or memory.keys.policy.uses_attention or memory.top_k is not None
 
     @property
     def rows(self) -> int:
@@ -145,7 +139,7 @@ class LayerMemory:
         """Return the positions of the entries, -1 for empty slots; those of heads that evict for themselves side by side."""
         if self.filling is None or not self.filling.count:
             return side_by_side(self.state.ranking.position, self.heads)
-        return F.pad(self.filling.position, (0, self.memory.keys.size - self.filling.count), value=-1)
+        return F.pad(self.filling.entries[2], (0, self.memory.keys.size - self.filling.count), value=-1)
 
     def step(
         self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool = True, own: OwnAttention | None = None
@@ -195,15 +189,16 @@ class LayerMemory:
 
     def look(
         self, queries: Queries, of: Int[Tensor, "b n"], has_gaps: bool, own: OwnAttention | None
-    ) -> tuple[Float[Tensor, "b q h d"], AttentionBlock | None]:
+    ) -> tuple[Float[Tensor, "_ q h d"], AttentionBlock | None]:
         """Return what queries attend to of the first entries, those at positions ``of``, and the scores, if they matter.
 
-        ``own`` is the model's attention, which can take the place of this one if they do not. ``has_gaps``: some of the
-        queries or entries may be at position -1.
+        ``own`` is the model's attention, which reads if they do not. ``has_gaps``: some queries or entries may be at
+        position -1.
         """
         (query, at), (key, value) = queries, (column[:, : of.shape[1]] for column in self.state.columns)
         sees_all = at.shape[1] == 1 and self.memory.window is None and not has_gaps
-        if own is not None and not self.needs_scores:
+        needs_scores = not self.is_plain or self.memory.keys.policy.uses_attention or self.memory.top_k is not None
+        if own is not None and not needs_scores:
             return own(query, key, value, None if sees_all else seen_by(self.memory, at, of)), None
         result = self.memory.look((query, at, key, of), value, self.score, sees_all)
         if self.records and bool((at >= 0).any()):
@@ -217,7 +212,8 @@ class LayerMemory:
         length = position.shape[1]
         if self.filling is not None and self.filling.takes(length):
             self.filling.append(*columns, position)
-            return own(columns[0], self.filling.keys, self.filling.values, self.filling.mask(position, has_padding))
+            keys, values, _ = self.filling.entries
+            return own(columns[0], keys, values, self.filling.mask(position, has_padding))
         if length <= self.chunk:
             return self.step(columns, position, has_padding, own)[0].to(columns[0].dtype)
         inputs, back = [*columns, position], None
@@ -238,7 +234,7 @@ class LayerMemory:
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
         """Continue with copies of these rows, each as often as it is named."""
         if self.filling is not None and self.filling.count:
-            self.filling.take_rows(rows.to(self.filling.position.device))
+            self.filling.take_rows(rows.to(self.filling.columns[0].device))
         if self.full is None:
             return
         of_heads = (self.heads * rows[:, None] + torch.arange(self.heads, device=rows.device)).flatten()
@@ -258,16 +254,17 @@ class LayerMemory:
         other.full = other.memory.keys.fit(state)
         return other
 
-    def take_scores(self, larger: LayerMemory) -> None:
-        """Take the scores that the entries have in a memory ``with_room``."""
-        self.full = scored_as(self.state, larger.state)
-
     def forget(self, length: Int[Tensor, " b"]) -> None:
-        """Forget each row's entries from position ``length`` on."""
-        if self.filling is not None:
-            self.filling.forget(length)
-        elif self.full is not None:
-            self.full = self.full._replace(ranking=forgotten(self.full.ranking, repeated(length, self.heads)))
+        """Forget each row's entries from position ``length`` on: their slots are empty then."""
+        old, length = self.state.ranking, repeated(length, self.heads)
+        gone = old.position >= length[:, None]
+        ranking = old._replace(
+            position=old.position.masked_fill(gone, -1),
+            score=old.score.masked_fill(gone, -torch.inf),
+            attended=old.attended & ~gone,
+            clock=torch.minimum(old.clock, length - 1),
+        )
+        self.full = self.state._replace(ranking=ranking)
 
     def trace(self) -> AttentionTrace | None:
         """Return the attention of each row's last query; None where nothing was recorded."""

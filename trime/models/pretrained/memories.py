@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from trime.memory.bounded import MemoryState
+from trime.models.attendre import scored_as
 from trime.models.attention_trace import AttentionTrace
 from trime.models.pretrained.layer_memory import Columns, Decoding, LayerMemory, OwnAttention, repeated
 from trime.types import Float, Int, Tensor
@@ -81,19 +82,23 @@ class LayerMemories:
         for layer in self.apart():
             layer.take_rows(rows)
 
+    def with_layers(self, layers: list[LayerMemory]) -> LayerMemories:
+        """Return memories that have read the same text, of these layers."""
+        other = copy.copy(self)
+        other.memories, other.decoding = layers, None
+        return other
+
     def fork(self, rows: Int[Tensor, " r"]) -> LayerMemories:
         """Return memories of these rows; what either reads from now on is its own."""
-        other = copy.copy(self)
-        other.memories = [copy.copy(layer) for layer in self.apart()]
+        other = self.with_layers([copy.copy(layer) for layer in self.apart()])
         other.take_rows(rows)
         return other
 
     def holding(self, states: tuple[MemoryState, ...]) -> LayerMemories:
         """Return such memories with copies of these entries."""
-        other = copy.copy(self)
-        other.memories = [copy.copy(layer) for layer in self.memories]
+        other = self.with_layers([copy.copy(layer) for layer in self.memories])
         for layer, state in zip(other.memories, states, strict=True):
-            layer.full, layer.filling = state, None
+            layer.full = state
         other.take_rows(torch.arange(other.rows))
         return other
 
@@ -107,8 +112,7 @@ class LayerMemories:
 
         ``read`` lets other memories read the question, which have room for it: it evicts nothing, and is forgotten.
         """
-        other = copy.copy(self)
-        other.memories = [layer.with_room(tokens) for layer in self.apart()]
+        other = self.with_layers([layer.with_room(tokens) for layer in self.apart()])
         read(other)
         for layer, larger in zip(self.memories, other.apart(), strict=True):
-            layer.take_scores(larger)
+            layer.full = scored_as(layer.state, larger.state)
