@@ -299,6 +299,17 @@ def test_what_is_not_supported_is_told(folder: Path) -> None:
 
 
 @torch.no_grad()
+def test_an_error_leaves_the_model_as_it_was(folder: Path) -> None:
+    model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 9))
+    expected, cache = model(tokens).logits, EvictingCache(model, SIZE, trime.FIFO())
+    with pytest.raises(IndexError):
+        model(tokens + 1000, past_key_values=cache)
+    assert cache.get_seq_length() == 0
+    torch.testing.assert_close(model(tokens).logits, expected)
+    torch.testing.assert_close(model(tokens, past_key_values=cache).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
 def test_chunks_fit_the_memory_by_default(folder: Path) -> None:
     """As long as nothing is evicted, every query sees all before it."""
     model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 60))

@@ -234,7 +234,7 @@ def end_call(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None
     cache = kwargs.get("evicting_cache")
     if cache is not None:
         stack.config._attn_implementation, cache.model_attention = cache.model_attention, None
-        cache.seen += cache.position.shape[1]
+        cache.seen += 0 if output is None else cache.position.shape[1]
 
 
 def attend(

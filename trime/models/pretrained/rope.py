@@ -86,7 +86,7 @@ class RopeDecoder:
         rotary = stretched[position](rotary, factor) if position in stretched else rotary  # type: ignore[operator]
         capped = longest if position == "lm_infinite" else None
         self.score = RotaryScore(rotary, capped, stored_rotated=cached_keys == "after_rope")
-        # What the model's own rotation has read at position 0 (see ``read``) is scaled by it already (YaRN).
+        # The model's own rotation at position 0 (see ``read``) has scaled queries and keys already (YaRN).
         once = replace(rotary, scale=rotary.scale / self.stack.rotary_emb.attention_scaling)
         self.score_at_0 = replace(self.score, rotary=once)
 
