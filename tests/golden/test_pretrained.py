@@ -122,8 +122,8 @@ def test_what_is_retrieved_tells_its_place(name: str, tmp_path: Path) -> None:
     reader = LongReader(family, [memory] * len(family.layers), 13, record_attention=True)
     parts = [*reader.feed(tokens, position), *reader.end("flush")]
     assert torch.equal(torch.cat([part.position for part in parts], 1), position)
-    assert len(reader.memories.traces()) == len(family.layers)
-    for layer in reader.memories.memories:
+    assert len(reader.cache.traces()) == len(family.layers)
+    for layer in reader.cache.memories:
         assert layer.last is not None
         similarity, of, at = layer.last
         retrieved = similarity > -torch.inf

@@ -90,7 +90,7 @@ def test_a_text_that_its_question_guides_is_that_of_the_reader(policy: EvictionP
     reading = answerer.start(text.tolist(), questions=question.tolist())
     cache = EvictingCache(model, SIZE, policy, chunk=CHUNK)
     cache.read(model, text, question)
-    for layer, kept in enumerate(reading.reader.memories.kept()):
+    for layer, kept in enumerate(reading.reader.cache.kept()):
         assert torch.equal(cache.positions(layer).sort(1).values, kept.sort(1).values)
     settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
     output = model.generate(prompt, past_key_values=cache, return_dict_in_generate=True, output_logits=True, **settings)
@@ -188,7 +188,7 @@ def test_a_memory_that_fills_up_step_by_step_is_that_of_the_reader(name: str, fo
             expected = reader.family.logits(hidden.x[:, -1:])
         found = model(tokens[:, part], past_key_values=cache, logits_to_keep=1).logits
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    for layer, kept in enumerate(reader.memories.kept()):
+    for layer, kept in enumerate(reader.cache.kept()):
         assert torch.equal(cache.positions(layer).sort(1).values, kept.sort(1).values)
 
 

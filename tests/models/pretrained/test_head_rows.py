@@ -43,7 +43,7 @@ def test_heads_that_keep_the_same_answer_as_together(form: str, size: int, polic
     for count in range(3):
         ours, others = (session.next_logits(written[:, :count]) for session in (apart, together))
         torch.testing.assert_close(ours, others, atol=1e-5, rtol=1e-5)
-    heads = apart.reader.memories.memories[0].heads
+    heads = apart.reader.cache.memories[0].heads
     for ours, others in zip(apart.kept, together.kept, strict=True):
         assert ours.shape == (2, heads * others.shape[1])
         of_heads = ours.unflatten(1, (heads, -1)).sort(-1).values
@@ -61,7 +61,7 @@ def test_each_head_keeps_what_it_would_alone(tmp_path: Path) -> None:
         pass
     query, key, value = family.layers[0].project(family.embed(tokens))
     shared = query.shape[2] // key.shape[2]
-    kept = reader.memories.kept()[0].unflatten(1, (key.shape[2], -1))
+    kept = reader.cache.kept()[0].unflatten(1, (key.shape[2], -1))
     differs = False
     for head in range(key.shape[2]):
         rows = slice(head, head + 1), slice(head * shared, (head + 1) * shared)

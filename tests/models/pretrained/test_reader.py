@@ -32,9 +32,9 @@ def outcome(reader: LongReader, tokens: torch.Tensor, position: torch.Tensor) ->
     return {
         "outputs": torch.cat(first, 1)[position[:, :-4] >= 0],
         "generated": torch.cat(rest, 1),
-        "kept": [positions.sort(1).values for positions in forked.memories.kept()],
-        "shares": [trace.share.sum(1) for trace in forked.memories.traces()],
-        "best": [trace.top(3) for trace in forked.memories.traces()],
+        "kept": [positions.sort(1).values for positions in forked.cache.kept()],
+        "shares": [trace.share.sum(1) for trace in forked.cache.traces()],
+        "best": [trace.top(3) for trace in forked.cache.traces()],
     }
 
 

@@ -81,11 +81,11 @@ class Reading:
 
     def read(self, parts: list[list[int]], questions: list[list[int]] | None = None, is_last: bool = False) -> None:
         """Read a part of each prompt, the last one with the queries that still wait; ``questions`` guide it if given."""
-        settings, memories = self.answerer.reading, self.reader.memories
+        settings, cache = self.answerer.reading, self.reader.cache
         tokens, position = pad_prompts(parts, self.answerer.family.model.device, self.lengths)
         sizes = [memory.keys.size for memory in settings.memories]
         if settings.prefill == "whole":
-            memories.resize([size + tokens.shape[1] for size in sizes])
+            cache.resize([size + tokens.shape[1] for size in sizes])
         for number, hidden in enumerate(self.reader.feed(tokens, position), 1):
             self.note(hidden)
             if questions is not None:
@@ -94,7 +94,7 @@ class Reading:
             for hidden in self.reader.end(settings.end):
                 self.note(hidden)
         if settings.prefill == "whole":
-            memories.resize(sizes)
+            cache.resize(sizes)
         self.lengths = [before + len(part) for before, part in zip(self.lengths, parts, strict=True)]
 
     def look_back(self, texts: list[list[int]], questions: list[list[int]], number: int) -> None:
@@ -115,7 +115,7 @@ class AnswerSession:
 
     def __init__(self, family: Any, reading: Reading):
         self.family, self.rows, self.device = family, len(reading.lengths), family.model.device
-        self.reader, self.kept = reading.reader, reading.reader.memories.kept()  # by layer, positions of prompts; -1: empty
+        self.reader, self.kept = reading.reader, reading.reader.cache.kept()  # by layer, positions of prompts; -1: empty
 
     def next_logits(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
         """Return the logits of each row's next token; ``so_far`` grows by one token at a time."""
@@ -150,7 +150,7 @@ class DecoderSession(AnswerSession):
 
     @torch.no_grad()
     def attention_trace(self) -> AttentionTrace:
-        trace = mean_trace(self.reader.memories.traces())
+        trace = mean_trace(self.reader.cache.traces())
         assert trace is not None
         return trace
 

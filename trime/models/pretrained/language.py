@@ -102,7 +102,7 @@ class PretrainedBackbone(nn.Module):
             pairs = zip(sizes, best, family.windows, strict=True)
             memories = [Attendre(BoundedMemory(m, policy), 0, k, True, window, search) for m, k, window in pairs]
             # The memories that read last, whose entries a state holds; they are in no state dict.
-            self.memories = memories_in_model(family, memories, chunk, family.key_heads if per_head else 1, False)
+            self.cache = memories_in_model(family, memories, chunk, family.key_heads if per_head else 1, False)
 
     def forward(
         self, tokens: Int[Tensor, "b l"], state: PretrainedState | None = None, fresh: Bool[Tensor, " b"] | None = None
@@ -127,12 +127,12 @@ class PretrainedBackbone(nn.Module):
         state = self.initial_state(len(tokens)) if state is None else state
         assert state is not None
         state = state if fresh is None else self.reset(state, fresh)
-        self.memories, outputs, position = self.memories.holding(state.layers), [], state.position
+        self.cache, outputs, position = self.cache.holding(state.layers), [], state.position
         for part in tokens.split(self.chunk, 1):
             positions = position[:, None] + torch.arange(part.shape[1], device=part.device)
-            outputs.append(self.decoder.family.read(part, positions, self.memories))
+            outputs.append(self.decoder.family.read(part, positions, self.cache))
             position = position + part.shape[1]
-        return torch.cat(outputs, 1), PretrainedState(tuple(layer.state for layer in self.memories.apart()), position)
+        return torch.cat(outputs, 1), PretrainedState(tuple(layer.state for layer in self.cache.apart()), position)
 
     def initial_state(self, rows: int) -> PretrainedState | None:
         """Return the state of rows that have read nothing."""
@@ -140,12 +140,12 @@ class PretrainedBackbone(nn.Module):
             return None
         family, weight = self.decoder.family, self.decoder.model.get_input_embeddings().weight
         nothing = weight.new_zeros(rows, 0, family.key_heads, family.layers[0].width)
-        layers = tuple(layer.empty(nothing) for layer in self.memories.memories)
+        layers = tuple(layer.empty(nothing) for layer in self.cache.memories)
         return PretrainedState(layers, torch.zeros(rows, dtype=torch.long, device=weight.device))
 
     def reset(self, state: PretrainedState, rows: Bool[Tensor, " b"]) -> PretrainedState:
         """Return the state with the chosen rows cleared."""
-        pairs = zip(self.memories.memories, state.layers, strict=True)
+        pairs = zip(self.cache.memories, state.layers, strict=True)
         layers = tuple(layer.memory.keys.reset(old, repeated(rows, layer.heads)) for layer, old in pairs)
         return PretrainedState(layers, state.position.masked_fill(rows, 0))
 
@@ -155,12 +155,12 @@ class PretrainedBackbone(nn.Module):
 
     def record_attention(self) -> None:
         """Make every layer keep the attention of the last query from now on."""
-        for layer in self.memories.memories:
+        for layer in self.cache.memories:
             layer.records = True
 
     def attention_traces(self) -> list[AttentionTrace]:
         """Return the attention of the last query, layer by layer."""
-        return self.memories.traces()
+        return self.cache.traces()
 
 
 class PretrainedHead(nn.Module):

@@ -57,12 +57,12 @@ class LongReader:
         self.read = 0  # positions so far, padding included
         self.held: list[Float[Tensor, "b n e"]] = []  # of each split layer, the residual stream of the queries that wait
         self.decoder = family if isinstance(family, RopeDecoder) and not self.must_split(memories) else None
-        self.memories: LayerMemories
+        self.cache: LayerMemories  # an EvictingCache where the decoder reads with its own code
         if self.decoder is not None:
-            self.memories = memories_in_model(self.decoder, memories, chunk, heads, record_attention)
+            self.cache = memories_in_model(self.decoder, memories, chunk, heads, record_attention)
         else:
             layers = [LayerMemory(memory, chunk, family.score, heads, record_attention) for memory in memories]
-            self.memories = LayerMemories(layers)
+            self.cache = LayerMemories(layers)
 
     def must_split(self, memories: list[Attendre]) -> bool:
         """Return whether queries of some layer wait, so that transformers cannot run the decoder's layers."""
@@ -71,7 +71,7 @@ class LongReader:
     def fork(self, rows: list[int]) -> LongReader:
         """Return a reader of copies of these rows, which may repeat; what either reads from now on is its own."""
         other, index = copy.copy(self), torch.tensor(rows, dtype=torch.long)
-        other.memories = self.memories.fork(index)
+        other.cache = self.cache.fork(index)
         other.held = [x[index.to(x.device)] for x in self.held]
         return other
 
@@ -83,7 +83,7 @@ class LongReader:
             if not part.shape[1]:
                 return
             if self.decoder is not None:
-                yield Hidden(self.decoder.read(part, at, self.memories), at)
+                yield Hidden(self.decoder.read(part, at, self.cache), at)
             else:
                 yield self.run_layers(Hidden(self.family.embed(part), at))
 
@@ -91,7 +91,7 @@ class LongReader:
         """Run a chunk through the split layers from ``first`` on."""
         for number in range(first, len(self.family.layers)):
             columns = self.family.layers[number].project(hidden.x)
-            hidden = self.finish_layer(number, hidden.x, *self.memories.memories[number].step(columns, hidden.position))
+            hidden = self.finish_layer(number, hidden.x, *self.cache.memories[number].step(columns, hidden.position))
         return hidden._replace(x=self.family.final_norm(hidden.x))
 
     def finish_layer(
@@ -112,27 +112,27 @@ class LongReader:
 
         def read_with(memories: LayerMemories) -> None:
             other = copy.copy(self)
-            other.memories, other.held, other.chunk = memories, [*self.held], tokens.shape[1]
+            other.cache, other.held, other.chunk = memories, [*self.held], tokens.shape[1]
             for _ in other.feed(tokens, position):
                 pass
 
-        self.memories.look_back(tokens.shape[1], read_with)
+        self.cache.look_back(tokens.shape[1], read_with)
 
     def set_query_sizes(self, sizes: list[int]) -> None:
         """Give the layers query memories of these sizes."""
-        for layer, size in zip(self.memories.memories, sizes, strict=True):
+        for layer, size in zip(self.cache.memories, sizes, strict=True):
             layer.memory = replace(layer.memory, query_size=size)
 
     def end(self, how: str) -> Iterator[Hidden]:
         """Let all waiting queries attend, by ``flush`` or ``drain``; queries of later (generated) tokens attend at once."""
         if self.held:
             yield from {"flush": self.flush, "drain": self.drain}[how]()
-            self.set_query_sizes([0] * len(self.memories.memories))
+            self.set_query_sizes([0] * len(self.cache.memories))
 
     @torch.no_grad()
     def flush(self) -> Iterator[Hidden]:
         """Let all waiting queries attend, one layer after another; the next layers read a layer's output as one chunk."""
-        for number, layer in enumerate(self.memories.memories):
+        for number, layer in enumerate(self.cache.memories):
             waiting = self.held[number]
             if waiting.shape[1]:
                 hidden = self.finish_layer(number, waiting[:, :0], *layer.release(waiting.shape[1]))
@@ -141,7 +141,7 @@ class LongReader:
     @torch.no_grad()
     def drain(self) -> Iterator[Hidden]:
         """Push out waiting queries with chunks of padding: as many positions as all query memories hold."""
-        sizes = [min(layer.memory.query_size, self.read) for layer in self.memories.memories]
+        sizes = [min(layer.memory.query_size, self.read) for layer in self.cache.memories]
         self.set_query_sizes(sizes)
         padding = self.held[0].new_zeros(len(self.held[0]), self.chunk, self.held[0].shape[2])
         position = torch.full(padding.shape[:2], -1, device=padding.device)
