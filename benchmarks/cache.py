@@ -75,24 +75,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> Measured:
     """Measure every policy beside a plain cache."""
-    # Two equal models, for an EvictingCache sets the attention of its own.
-    plain, model = (decoder_like_smollm2(options.device, options.layers, options.vocabulary) for _ in range(2))
+    model = decoder_like_smollm2(options.device, options.layers, options.vocabulary)
     tokens = torch.randint(2, options.vocabulary, (1, max(options.prompt, 2 * options.size)), device=options.device)
     rows = []
     for name in options.policies:
         policy, size = policies()[name], options.size
         filled = {
-            "plain": (plain, DynamicCache(config=plain.config), size),
-            UNTIL_FULL: (model, trime.EvictingCache(model, 4 * size, policy), size),
-            WHEN_FULL: (model, trime.EvictingCache(model, size, policy), 2 * size),
+            "plain": (DynamicCache(config=model.config), size),
+            UNTIL_FULL: (trime.EvictingCache(model, 4 * size, policy), size),
+            WHEN_FULL: (trime.EvictingCache(model, size, policy), 2 * size),
         }
-        for reader, cache, length in filled.values():
-            feed(reader, cache, tokens[:, :length], length)
-        decode = {what: partial(decode_on, *one[:2], tokens[:, : options.decode]) for what, one in filled.items()}
+        for cache, length in filled.values():
+            feed(model, cache, tokens[:, :length], length)
+        decode = {what: partial(decode_on, model, cache, tokens[:, : options.decode]) for what, (cache, _) in filled.items()}
         rows += rows_of(name, alternately(decode, options.rounds, warmup=1), options.decode)
 
         prompt = tokens[:, : options.prompt]
-        read: dict[str, Any] = {"plain": partial(read_plain, plain, prompt)}
+        read: dict[str, Any] = {"plain": partial(read_plain, model, prompt)}
         for what, question in ((READ, None), (GUIDED, tokens[:, :QUESTION])):
             if question is None or policy.can_be_guided:
                 read[what] = partial(read_evicting, model, size, policy, prompt, question)

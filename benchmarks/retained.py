@@ -111,7 +111,7 @@ def session_of(answerer: Answerer, batch: list[tuple[Example, Prompt]], record_a
 
 def attention_of(answerer: Answerer, batch: list[tuple[Example, Prompt]], bar: Any) -> list[list[torch.Tensor]]:
     """Return for each prompt the attention of its last token to each of its tokens, layer by layer."""
-    traces = session_of(answerer, batch, True).reader.stack.attention_traces()
+    traces = session_of(answerer, batch, True).reader.cache.traces()
     bar.update(len(batch))
     return [
         [torch.zeros(len(made.tokens)).index_add(0, *filled(trace.position[row], trace.share[row])) for trace in traces]

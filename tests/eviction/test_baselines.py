@@ -12,8 +12,9 @@ from hydra.utils import instantiate
 from tests.conftest import composed
 from trime.eviction.base import EvictionPolicy
 from trime.memory.bounded import BoundedMemory, MemoryState, keep_mask
-from trime.models.attendre import Attendre, Queries
+from trime.models.attendre import Attendre
 from trime.models.layers.rotary import dot_products
+from trime.models.pretrained.layer_memory import DotProducts, LayerMemory
 from trime.types import AttentionBlock, Tensor
 
 LENGTH, KEPT, HEADS, WIDTH = 30, 11, 3, 8
@@ -38,15 +39,11 @@ def prompt(seed: int) -> dict[str, Tensor]:
 
 def read(policy: EvictionPolicy, given: dict[str, Tensor], chunk: int, size: int | None = None) -> MemoryState:
     """Return a memory with room for all, or for ``size`` entries, that has read the prompt in chunks."""
-    layer, state = Attendre(BoundedMemory(size or LENGTH, policy), causal=True), None
+    layer = LayerMemory(Attendre(BoundedMemory(size or LENGTH, policy), causal=True), chunk, DotProducts())
     for start in range(0, LENGTH, chunk):
-        part = slice(start, start + chunk)
-        entries = given["key"][:, part], given["value"][:, part]
-        queries = Queries((given["query"][:, part],), torch.arange(LENGTH)[None, part])
-        state = state or layer.initial_state(entries, queries)
-        state, _ = layer.step(state, entries, queries, lambda query, _, key, __: dot_products(query, key))
-    assert state is not None
-    return state.keys
+        query, key, value = (given[name][:, start : start + chunk] for name in ("query", "key", "value"))
+        layer.step((query, key, value), torch.arange(LENGTH)[None, start : start + chunk])
+    return layer.state
 
 
 def kept(policy: EvictionPolicy, state: MemoryState) -> set[int]:

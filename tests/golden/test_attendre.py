@@ -15,15 +15,16 @@ from tests.golden.policies import policy_of
 from tests.golden.published import parametrized
 from trime.memory.bounded import BoundedMemory
 from trime.models import attendre
-from trime.models.attendre import Attendre, AttendreState, AttentionOutput, Queries
+from trime.models.attendre import Attendre
 from trime.models.layers.rotary import Rotary, RotaryScore
+from trime.models.pretrained.layer_memory import LayerMemory
 
 RUNS = description("attendre_layer")
 INFINITE = description("lm_infinite")
 
 
 class Run:
-    """A run over the stream, with the output and step of every query."""
+    """A run over the stream, with the output and step of every query; also the scores, with a bias for each pair."""
 
     def __init__(self, config: dict[str, Any]):
         assert not config["per_head"], "the layer keeps one set of entries for all heads"
@@ -31,42 +32,36 @@ class Run:
         self.query, self.key, self.value = (published[f"in/{name}"].double().transpose(1, 2) for name in "qkv")
         self.bias, self.valid = published["in/bias"], published["in/valid"]
         keys = BoundedMemory(config["M"], policy_of(config))
-        self.layer = Attendre(keys, config["N"], config["retrieve_topk"], config["mask"] == "causal")
+        settings = Attendre(keys, config["N"], config["retrieve_topk"], config["mask"] == "causal")
+        self.layer = LayerMemory(settings, self.valid.shape[1], self)
         self.out = torch.full_like(self.query, torch.nan)
         self.step_of_query = torch.full(self.valid.shape, -1)
         self.visible = torch.zeros(*self.valid.shape, self.valid.shape[1], dtype=torch.bool)
-        state = self.layer.initial_state((self.key, self.value), self.queries(slice(0, 0)))
         ranges = published["in/insert_range"].tolist()
+        every = torch.arange(self.valid.shape[1]).expand_as(self.valid).masked_fill(~self.valid, -1)
         for number, (low, high) in enumerate(ranges):
-            chunk = slice(low, high)
-            state, output = self.layer.step(state, (self.key[:, chunk], self.value[:, chunk]), self.queries(chunk), self.score)
-            self.note(number, output, state)
+            query, key, value, position = (x[:, low:high] for x in (self.query, self.key, self.value, every))
+            self.note(number, *self.layer.step((query, key, value), position))
         chunk_size = ranges[0][1] - ranges[0][0]
         count = config["N"] if config["finish"] == "flush" else chunk_size
         for number in range(len(ranges), len(ranges) + -(-config["N"] // max(count, 1))):
-            state, output = self.layer.release(state, count, self.score)
-            self.note(number, output, state)
+            self.note(number, *self.layer.release(count))
 
-    def queries(self, chunk: slice) -> Queries:
-        """Return queries, and a copy of them as the column that waits with them."""
-        position = torch.arange(self.valid.shape[1])[chunk].expand(len(self.valid), -1)
-        return Queries((self.query[:, chunk], self.query[:, chunk]), position.masked_fill(~self.valid[:, chunk], -1))
+    def stored(self, key: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        return key
 
-    def score(self, query: torch.Tensor, at: torch.Tensor, key: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, at: torch.Tensor, key: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
         bias = self.bias[:, at.clamp(min=0)[:, :, None], of.clamp(min=0)[:, None]].transpose(0, 1)
         return query.transpose(1, 2) @ key.permute(0, 2, 3, 1) / query.shape[-1] ** 0.5 + bias
 
-    def note(self, number: int, output: AttentionOutput, state: AttendreState) -> None:
+    def note(self, number: int, attended: torch.Tensor, positions: torch.Tensor) -> None:
         """Record the outputs of a step, and what its queries could attend to."""
-        for row, position in enumerate(output.position):
+        for row, position in enumerate(positions):
             filled = position >= 0
-            self.out[row, position[filled]] = output.attended[row, filled]
-            assert torch.equal(output.payload[0][row, filled], self.query[row, position[filled]]), (
-                "what waits along stays with its query"
-            )
+            self.out[row, position[filled]] = attended[row, filled]
             self.step_of_query[row, position[filled]] = number
-            stored = state.keys.ranking.position[row]
-            visible = self.layer.visible(position[None], stored[None])[0, 0][filled][:, stored >= 0]
+            stored = self.layer.positions()[row]
+            visible = self.layer.memory.visible(position[None], stored[None])[0, 0][filled][:, stored >= 0]
             self.visible[row, position[filled][:, None], stored[stored >= 0]] = visible
 
 

@@ -53,7 +53,7 @@ def outputs(reader: LongReader, tokens: torch.Tensor, filled: torch.Tensor, end:
     position = torch.arange(tokens.shape[1]).expand_as(tokens).masked_fill(~filled, -1)
     parts: list[Hidden] = [*reader.feed(tokens, position), *reader.end(end)]
     result = torch.full((*tokens.shape, parts[0].x.shape[-1]), torch.nan)
-    for x, position, _ in parts:
+    for x, position in parts:
         rows, cells = (position >= 0).nonzero().unbind(1)
         result[rows, position[rows, cells]] = x[rows, cells]
     return result
@@ -113,24 +113,23 @@ def test_an_encoder_whose_queries_all_wait_is_the_full_model(name: str, chunk: i
 
 
 @parametrized("name", [*ROPE[:1], *T5[:1]])
-def test_what_is_retrieved_tells_place_and_document(name: str, tmp_path: Path) -> None:
-    """Also for queries that waited: a document stays with its tokens from layer to layer."""
+def test_what_is_retrieved_tells_its_place(name: str, tmp_path: Path) -> None:
+    """Also to queries that waited: four entries each, of those that are kept."""
     published, model = tensors(name), model_of(name, tmp_path)
     family, tokens = T5Encoder(model) if name in T5 else RopeDecoder(model), published["input_ids"]
-    position, document = torch.arange(tokens.shape[1]).expand_as(tokens), torch.arange(tokens.shape[1]).expand_as(tokens) // 7
+    position = torch.arange(tokens.shape[1]).expand_as(tokens)
     memory = Attendre(BoundedMemory(30, FIFO()), 9, top_k=4, causal=family.causal)
     reader = LongReader(family, [memory] * len(family.layers), 13, record_attention=True)
-    parts = [*reader.feed(tokens, position, document), *reader.end("flush")]
-    assert all(torch.equal(part.document[part.position >= 0], part.position[part.position >= 0] // 7) for part in parts)
-    assert reader.stack.last_outputs is not None and len(reader.stack.last_outputs) == len(family.layers)
-    for output in reader.stack.last_outputs:
-        similarity, retrieved, (retrieved_document,) = output.retrieved.top(4)
-        visible = similarity > -torch.inf
-        assert (
-            visible.any()
-            and torch.equal(retrieved_document[visible], retrieved[visible] // 7)
-            and bool((similarity.diff(dim=-1) <= 0)[visible[..., 1:]].all())
-        )
+    parts = [*reader.feed(tokens, position), *reader.end("flush")]
+    assert torch.equal(torch.cat([part.position for part in parts], 1), position)
+    assert len(reader.cache.traces()) == len(family.layers)
+    for layer in reader.cache.memories:
+        assert layer.last is not None
+        similarity, of, at = layer.last
+        retrieved = similarity > -torch.inf
+        assert retrieved.any() and int(retrieved.sum(-1).max()) == 4 and torch.equal(of, layer.positions()[:, : of.shape[1]])
+        if family.causal:
+            assert bool((of[:, None, None] <= at[:, None, :, None]).expand_as(retrieved)[retrieved].all())
 
 
 @parametrized("name", T5[:1])

@@ -19,6 +19,7 @@ TEXT = ["def wait ( self , timeout ) : return self . lock", "class Lock : pass",
 
 
 SIZES = {
+    "max_position_embeddings": 128,
     "hidden_size": 16,
     "intermediate_size": 32,
     "num_hidden_layers": 2,
@@ -27,7 +28,7 @@ SIZES = {
 }
 
 
-def save_model(kind: str, folder: Path, **sizes: int) -> Path:
+def save_model(kind: str, folder: Path, **sizes: Any) -> Path:
     """Save a decoder with random weights and a tokenizer in the transformers format, and return the folder.
 
     ``sizes`` take the place of those of ``SIZES``.
@@ -37,7 +38,7 @@ def save_model(kind: str, folder: Path, **sizes: int) -> Path:
     torch.manual_seed(0)
     words = len(train_word_level(TEXT, 40, folder))
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=words + 3, max_position_embeddings=128, bos_token_id=None, eos_token_id=1, pad_token_id=0, **SIZES | sizes
+        vocab_size=words + 3, bos_token_id=None, eos_token_id=1, pad_token_id=0, **SIZES | sizes
     )
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
     return folder

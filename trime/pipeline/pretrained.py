@@ -19,8 +19,7 @@ from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre
 from trime.models.pretrained.answering import Answerer, DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig
 from trime.models.pretrained.gguf import convert, find_gguf
-from trime.models.pretrained.language import per_layer
-from trime.models.pretrained.rope import RopeDecoder
+from trime.models.pretrained.rope import RopeDecoder, per_layer
 from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import PieceTokenizer
 from trime.pipeline.manifest import file_checksum

@@ -99,11 +99,11 @@ def test_a_question_decides_what_is_evicted_next(tmp_path: Path) -> None:
     text, question = torch.randint(3, 20, (3 * CHUNK,)).tolist(), torch.randint(3, 20, (3,)).tolist()
     reading = decoder_answerer(folder, TOVA(trime.Softmax()), SIZE, CHUNK, prefill="guided").start([text], questions=[question])
     asked, staying = attention_of_the_last_token(folder, text[: 2 * CHUNK] + question), SIZE - CHUNK
-    for kept, attention in zip(reading.reader.kept(), asked, strict=True):
+    for kept, attention in zip(reading.reader.cache.kept(), asked, strict=True):
         best = attention[: 2 * CHUNK].topk(staying).indices.tolist()
         assert sorted(kept[0].tolist()) == sorted([*best, *range(2 * CHUNK, 3 * CHUNK)])
     plain = decoder_answerer(folder, TOVA(trime.Softmax()), SIZE, CHUNK).start([text])
-    pairs = zip(plain.reader.kept(), reading.reader.kept(), strict=True)
+    pairs = zip(plain.reader.cache.kept(), reading.reader.cache.kept(), strict=True)
     assert any(sorted(one[0].tolist()) != sorted(other[0].tolist()) for one, other in pairs)
 
 
@@ -123,7 +123,7 @@ def test_guided_texts_of_a_batch_are_read_as_if_alone(policy: EvictionPolicy, pe
     together, heads = reading().start(texts, questions=questions), SIZES["num_key_value_heads"] if per_head else 1
     for row, (text, question) in enumerate(zip(texts, questions, strict=True)):
         alone = reading().start([text], questions=[question])
-        for one, other in zip(together.reader.kept(), alone.reader.kept(), strict=True):
+        for one, other in zip(together.reader.cache.kept(), alone.reader.cache.kept(), strict=True):
             assert sorted(one[row].tolist()) == sorted(other[0].tolist())
             assert int(other.max()) == len(text) - 1 and int((other >= 0).sum()) == heads * min(SIZE, len(text))
         logits = alone.ask([question]).next_logits(torch.empty(1, 0, dtype=torch.long))

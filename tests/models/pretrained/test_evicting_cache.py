@@ -1,4 +1,4 @@
-"""EvictingCache in transformers' generate gives what the lab's own reader gives."""
+"""EvictingCache in transformers' generate gives what a reader gives that runs the layers itself."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_model(request.param, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.fixture
+def split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the lab's reader run the layers itself, split at their attention, as it does where queries wait."""
+    monkeypatch.setattr(LongReader, "must_split", lambda *_: True)
+
+
 def memories(model: Any, policy: EvictionPolicy, top_k: int | None) -> list[Attendre]:
     """Return a memory for each layer."""
     windows = RopeDecoder(model, "none").windows
@@ -53,7 +59,7 @@ def memories(model: Any, policy: EvictionPolicy, top_k: int | None) -> list[Atte
 
 @pytest.mark.parametrize("top_k", [None, 4])
 @pytest.mark.parametrize("name", POLICIES)
-def test_generation_is_that_of_the_reader(name: str, top_k: int | None, folder: Path) -> None:
+def test_generation_is_that_of_the_reader(name: str, top_k: int | None, folder: Path, split: None) -> None:
     """Its logits token by token; the cache is written by generate, in a prefill and single steps."""
     model, other = load_pretrained(str(folder)), load_pretrained(str(folder))
     prompt = torch.randint(3, len(model.get_input_embeddings().weight), (1, 40)).tolist()
@@ -72,7 +78,7 @@ def test_generation_is_that_of_the_reader(name: str, top_k: int | None, folder: 
 
 
 @pytest.mark.parametrize("policy", [TOVA(Softmax()), SnapKV(Softmax(), window=7), trime.LRASum(BelowMean(1.0), Raw())])
-def test_a_text_that_its_question_guides_is_that_of_the_reader(policy: EvictionPolicy, folder: Path) -> None:
+def test_a_text_that_its_question_guides_is_that_of_the_reader(policy: EvictionPolicy, folder: Path, split: None) -> None:
     """Which entries a cache keeps before generate goes on with the question, and the logits of what it writes."""
     model, other = load_pretrained(str(folder)), load_pretrained(str(folder))
     prompt = torch.randint(3, 20, (2, 40))
@@ -84,7 +90,7 @@ def test_a_text_that_its_question_guides_is_that_of_the_reader(policy: EvictionP
     reading = answerer.start(text.tolist(), questions=question.tolist())
     cache = EvictingCache(model, SIZE, policy, chunk=CHUNK)
     cache.read(model, text, question)
-    for layer, kept in enumerate(reading.reader.kept()):
+    for layer, kept in enumerate(reading.reader.cache.kept()):
         assert torch.equal(cache.positions(layer).sort(1).values, kept.sort(1).values)
     settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
     output = model.generate(prompt, past_key_values=cache, return_dict_in_generate=True, output_logits=True, **settings)
@@ -130,6 +136,12 @@ def test_a_row_of_a_batch_is_the_row_alone(name: str, folder: Path) -> None:
             torch.testing.assert_close(together, torch.cat(alone, 1), atol=1e-5, rtol=1e-5)
 
 
+class Apart(EvictingCache):
+    """A cache whose layers rank their entries each for itself."""
+
+    are_alike = False  # type: ignore[assignment]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("top_k", "padded"), [(None, False), (None, True), (4, True)])
 @pytest.mark.parametrize("name", BATCHED)
@@ -141,8 +153,7 @@ def test_layers_that_decode_together_keep_what_each_would_keep(
     tokens, mask = torch.randint(3, 20, (3, 60)), torch.ones(3, 60, dtype=torch.long)
     if padded:
         mask[1, :9], mask[:2, 44:46] = 0, torch.tensor([[0], [1]])
-    caches = [EvictingCache(model, SIZE, BATCHED[name](), top_k, CHUNK) for _ in range(2)]
-    caches[1].are_alike = False
+    caches = [kind(model, SIZE, BATCHED[name](), top_k, CHUNK) for kind in (EvictingCache, Apart)]
     parts = [
         slice(0, 40),
         *(slice(at, at + 1) for at in range(40, 50)),
@@ -160,13 +171,13 @@ def test_layers_that_decode_together_keep_what_each_would_keep(
                 cache.reorder_cache(torch.tensor([2, 0, 1]))
         if part.start == 47 and not padded and caches[0].memories[0].memory.keys.policy.can_be_guided:
             for cache in caches:
-                cache.look_back(model, tokens[:, :1])
+                cache.look_back(1, lambda other: model(tokens[:, :1], past_key_values=other))
     assert caches[0].decoding is not None and caches[1].decoding is None
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["h2o", "snapkv", "tova", "lra_sum"])
-def test_a_memory_that_fills_up_step_by_step_is_that_of_the_reader(name: str, folder: Path) -> None:
+def test_a_memory_that_fills_up_step_by_step_is_that_of_the_reader(name: str, folder: Path, split: None) -> None:
     """Scores that are computed when the first entry has to go are those of every step."""
     model, other = load_pretrained(str(folder)), load_pretrained(str(folder))
     tokens = torch.randint(3, 20, (2, 30))
@@ -174,10 +185,10 @@ def test_a_memory_that_fills_up_step_by_step_is_that_of_the_reader(name: str, fo
     cache, place = EvictingCache(model, SIZE, BATCHED[name](), chunk=CHUNK), torch.arange(30).expand(2, -1)
     for part in (slice(0, 7), *(slice(at, at + 1) for at in range(7, 30))):
         for hidden in reader.feed(tokens[:, part], place[:, part]):
-            expected = reader.stack.family.logits(hidden.x[:, -1:])
+            expected = reader.family.logits(hidden.x[:, -1:])
         found = model(tokens[:, part], past_key_values=cache, logits_to_keep=1).logits
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    for layer, kept in enumerate(reader.kept()):
+    for layer, kept in enumerate(reader.cache.kept()):
         assert torch.equal(cache.positions(layer).sort(1).values, kept.sort(1).values)
 
 
@@ -223,8 +234,7 @@ def test_a_memory_that_holds_everything_is_full_attention(folder: Path) -> None:
         expected = model(tokens).logits
         cache = EvictingCache(model, 64, trime.LRASum(BelowMean(2.0), Raw()), chunk=7)
         torch.testing.assert_close(model(tokens, past_key_values=cache).logits, expected, atol=1e-5, rtol=1e-5)
-        model.set_attn_implementation("sdpa")
-        torch.testing.assert_close(model(tokens).logits, expected)
+        torch.testing.assert_close(model(tokens).logits, expected)  # without the cache the model reads as before
 
 
 def test_beams_take_their_memory_along(folder: Path) -> None:
@@ -256,16 +266,18 @@ def test_mistakes_of_reading_are_told(folder: Path) -> None:
         model.generate(prompt, past_key_values=cache, num_beams=2, **settings)
     cache.batch_repeat_interleave(2)
     assert model.generate(prompt, past_key_values=cache, num_beams=2, **settings).shape == (2, 17)
-    model.set_attn_implementation("sdpa")
-    with pytest.raises(UserError, match="does not read with this cache"):
-        cache.read(model, ids.repeat_interleave(2, 0))
+    with pytest.raises(UserError, match="was made for this model"):
+        cache.read(type(model)(model.config), ids.repeat_interleave(2, 0))
+    fewer = model.config.to_dict() | {"num_hidden_layers": 1, "layer_types": None}
+    other = type(model)(type(model.config).from_dict(fewer))
+    EvictingCache(other, SIZE, trime.FIFO())
+    with pytest.raises(UserError, match="2 layers and the model 1"):
+        cache.read(other, ids.repeat_interleave(2, 0))
 
 
 def test_what_is_not_supported_is_told(folder: Path) -> None:
     model = load_pretrained(str(folder))
     cache = EvictingCache(model, 4, trime.FIFO())
-    with pytest.raises(UserError, match="reads with an EvictingCache"):
-        model(torch.tensor([[3, 4]]), use_cache=False)
     with pytest.raises(UserError, match="assisted generation"):
         cache.crop(1)
     with pytest.raises(UserError, match="is not supported"):
@@ -287,10 +299,20 @@ def test_what_is_not_supported_is_told(folder: Path) -> None:
 
 
 @torch.no_grad()
+def test_an_error_leaves_the_model_as_it_was(folder: Path) -> None:
+    model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 9))
+    expected, cache = model(tokens).logits, EvictingCache(model, SIZE, trime.FIFO())
+    with pytest.raises(IndexError):
+        model(tokens + 1000, past_key_values=cache)
+    assert cache.get_seq_length() == 0
+    torch.testing.assert_close(model(tokens).logits, expected)
+    torch.testing.assert_close(model(tokens, past_key_values=cache).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
 def test_chunks_fit_the_memory_by_default(folder: Path) -> None:
     """As long as nothing is evicted, every query sees all before it."""
     model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 60))
-    model.set_attn_implementation("sdpa")
     expected = model(tokens).logits
     for size, policy in ((40, trime.FIFO()), (41, trime.LFA(BelowMean(0.0), Raw()))):
         cache = EvictingCache(model, size, policy)

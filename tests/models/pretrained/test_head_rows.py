@@ -15,8 +15,9 @@ from trime.eviction.base import EvictionPolicy
 from trime.eviction.initial import BelowMean
 from trime.eviction.score_transform import Raw
 from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre, Queries
+from trime.models.attendre import Attendre
 from trime.models.pretrained.answering import greedy
+from trime.models.pretrained.layer_memory import LayerMemory
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
@@ -42,7 +43,7 @@ def test_heads_that_keep_the_same_answer_as_together(form: str, size: int, polic
     for count in range(3):
         ours, others = (session.next_logits(written[:, :count]) for session in (apart, together))
         torch.testing.assert_close(ours, others, atol=1e-5, rtol=1e-5)
-    heads = apart.reader.stack.heads
+    heads = apart.reader.cache.memories[0].heads
     for ours, others in zip(apart.kept, together.kept, strict=True):
         assert ours.shape == (2, heads * others.shape[1])
         of_heads = ours.unflatten(1, (heads, -1)).sort(-1).values
@@ -60,17 +61,15 @@ def test_each_head_keeps_what_it_would_alone(tmp_path: Path) -> None:
         pass
     query, key, value = family.layers[0].project(family.embed(tokens))
     shared = query.shape[2] // key.shape[2]
-    kept = reader.kept()[0].unflatten(1, (key.shape[2], -1))
+    kept = reader.cache.kept()[0].unflatten(1, (key.shape[2], -1))
     differs = False
     for head in range(key.shape[2]):
         rows = slice(head, head + 1), slice(head * shared, (head + 1) * shared)
-        entries = family.stored(key[:, :, rows[0]], position), value[:, :, rows[0]]
-        state = memory.initial_state(tuple(x[:, :0] for x in entries), Queries((query[:, :0, rows[1]],), position[:, :0]))
+        alone = LayerMemory(memory, CHUNK, family.score)
         for start in range(0, LENGTH, CHUNK):
             part = slice(start, start + CHUNK)
-            queries = Queries((query[:, part, rows[1]],), position[:, part])
-            state, _ = memory.step(state, tuple(x[:, part] for x in entries), queries, family.score)
-        expected = state.keys.ranking.position
+            alone.step((query[:, part, rows[1]], key[:, part, rows[0]], value[:, part, rows[0]]), position[:, part])
+        expected = alone.positions()
         assert torch.equal(kept[:, head].sort(1).values, expected.sort(1).values)
         differs |= not torch.equal(expected.sort(1).values, kept[:, 0].sort(1).values)
     assert differs

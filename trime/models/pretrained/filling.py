@@ -6,12 +6,33 @@ that the policy has yet to see are kept aside: all of them, or those of the last
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.models.attendre import Attendre, Queries
+from trime.models.attendre import Attendre
 from trime.models.layers.rotary import dot_products
 from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
+
+
+class Queries(NamedTuple):
+    """Queries, oldest first, and their positions; -1 is padding."""
+
+    query: Float[Tensor, "b n h d"]
+    position: Int[Tensor, "b n"]
+
+    def concat(self, newer: Queries) -> Queries:
+        """Return these queries followed by ``newer`` ones."""
+        return Queries(*(torch.cat(pair, 1) for pair in zip(self, newer, strict=True)))
+
+    def split(self, count: int) -> tuple[Queries, Queries]:
+        """Return the first ``count`` queries, and the rest."""
+        return Queries(*(part[:, :count] for part in self)), Queries(*(part[:, count:] for part in self))
+
+    def take_rows(self, rows: Int[Tensor, " r"]) -> Queries:
+        """Return a copy of these rows, each as often as it is named."""
+        return Queries(*(part[rows] for part in self))
 
 
 class Filling:
@@ -33,16 +54,9 @@ class Filling:
         return tokens <= room and memory.top_k is None and not (policy.uses_attention and policy.scored_by == "steps")
 
     @property
-    def keys(self) -> Float[Tensor, "b n g d"]:
-        return self.columns[0][:, : self.count]
-
-    @property
-    def values(self) -> Float[Tensor, "b n g d"]:
-        return self.columns[1][:, : self.count]
-
-    @property
-    def position(self) -> Int[Tensor, "b n"]:
-        return self.columns[2][:, : self.count]
+    def entries(self) -> list[Tensor]:
+        """Keys, values and positions."""
+        return [column[:, : self.count] for column in self.columns]
 
     def append(
         self, query: Float[Tensor, "b l h d"], key: Float[Tensor, "b l g d"], value: Tensor, position: Int[Tensor, "b l"]
@@ -54,7 +68,7 @@ class Filling:
         policy = self.memory.keys.policy
         if not policy.uses_attention:
             return
-        queries = Queries((query,), position)
+        queries = Queries(query, position)
         if policy.scored_by == "last_step" and bool((position >= 0).any(1).all()):
             self.aside, queries = [], self.last_step(queries)
         self.aside.append(queries)
@@ -81,21 +95,21 @@ class Filling:
         step = ((queries.position >= 0).cumsum(1) - 1) // self.chunk
         live = (queries.position >= 0) & (step == step[:, -1:])
         first = int(live.any(0).byte().argmax())
-        return Queries((queries.columns[0][:, first:],), queries.position.masked_fill(~live, -1)[:, first:])
+        return Queries(queries.query, queries.position.masked_fill(~live, -1)).split(first)[1]
 
     def mask(self, position: Int[Tensor, "b l"], has_padding: bool) -> Bool[Tensor, "b 1 l n"] | None:
         """Return what queries at the last positions see of all entries; None: what the model's causal attention sees."""
         if not has_padding and position.shape[1] in (1, self.count):
             return None
-        return seen_by(self.memory, position, self.position)
+        return seen_by(self.memory, position, self.entries[2])
 
     def rank(self) -> Ranking:
         """Return the ranking of all entries, once the policy has seen the queries that were kept aside."""
-        policy, keys, position = self.memory.keys.policy, self.keys, self.position
+        policy, (keys, values, position) = self.memory.keys.policy, self.entries
         old = self.ranking or BoundedMemory(0, policy).empty((keys,)).ranking
         known = old.position.shape[1]
         new = position[:, known:]
-        score = policy.enter((keys[:, known:], self.values[:, known:]), old, new).masked_fill(new < 0, -torch.inf)
+        score = policy.enter((keys[:, known:], values[:, known:]), old, new).masked_fill(new < 0, -torch.inf)
         ranking = Ranking(
             position,
             torch.cat([old.score, score], 1),
@@ -105,7 +119,7 @@ class Filling:
         )
         summary = policy.begin(ranking)
         for queries in self.aside:
-            for query, at in zip(*(part.split(self.chunk, 1) for part in (*queries.columns, queries.position)), strict=True):
+            for query, at in zip(*(part.split(self.chunk, 1) for part in queries), strict=True):
                 logits = dot_products(query, keys).masked_fill(~self.memory.visible(at, position), -torch.inf)
                 summary = policy.observe(summary, AttentionBlock(logits, at))
         self.ranking, self.aside = policy.finalize(ranking, summary), []
@@ -113,15 +127,8 @@ class Filling:
 
     def state(self) -> MemoryState:
         """Return the entries, without padding, as a state of the memory."""
-        return self.memory.keys.fit(MemoryState((self.keys, self.values), self.rank()))
-
-    def forget(self, length: Int[Tensor, " b"]) -> None:
-        """Take back each row's entries from position ``length`` on."""
-        self.columns[2] = self.columns[2].masked_fill(self.columns[2] >= length[:, None], -1)
-        self.aside = [
-            part._replace(position=part.position.masked_fill(part.position >= length[:, None], -1)) for part in self.aside
-        ]
-        self.ranking = self.ranking and forgotten(self.ranking, length)
+        keys, values, _ = self.entries
+        return self.memory.keys.fit(MemoryState((keys, values), self.rank()))
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
         """Continue with these rows, each as often as it is named."""
@@ -133,14 +140,3 @@ class Filling:
 def seen_by(memory: Attendre, query: Int[Tensor, "b l"], key: Int[Tensor, "b n"]) -> Bool[Tensor, "b 1 l n"]:
     """Return which entries queries see; padding sees all, since attention to nothing is not a number."""
     return memory.visible(query, key) | (query < 0)[:, None, :, None]
-
-
-def forgotten(ranking: Ranking, length: Int[Tensor, " b"]) -> Ranking:
-    """Return a ranking without each row's entries from position ``length`` on, whose slots are empty then."""
-    gone = ranking.position >= length[:, None]
-    return ranking._replace(
-        position=ranking.position.masked_fill(gone, -1),
-        score=ranking.score.masked_fill(gone, -torch.inf),
-        attended=ranking.attended & ~gone,
-        clock=torch.minimum(ranking.clock, length - 1),
-    )

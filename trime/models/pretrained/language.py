@@ -16,15 +16,15 @@ from torch.nn import functional as F
 
 from trime.choices import CachedKeys, Dtype, Extension, TopKSearch
 from trime.errors import UserError
-from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre, AttendreState
+from trime.memory.bounded import BoundedMemory, MemoryState
+from trime.models.attendre import Attendre
 from trime.models.attention_trace import AttentionTrace
 from trime.models.layers.heads import in_blocks, project_and_pick
-from trime.models.pretrained.head_rows import repeated
+from trime.models.pretrained.layer_memory import repeated
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.lora import add_lora
-from trime.models.pretrained.reader import Hidden, Stack
-from trime.models.pretrained.rope import RopeDecoder
+from trime.models.pretrained.reader import memories_in_model
+from trime.models.pretrained.rope import RopeDecoder, per_layer
 from trime.types import Bool, Encoding, Float, Int, LogMass, Tensor
 
 
@@ -68,7 +68,7 @@ class PretrainedDecoder(nn.Module):
 class PretrainedState(NamedTuple):
     """The state of all rows: each layer's memory, and the position of the next token."""
 
-    layers: tuple[AttendreState, ...]
+    layers: tuple[MemoryState, ...]
     position: Int[Tensor, " b"]
 
 
@@ -101,7 +101,8 @@ class PretrainedBackbone(nn.Module):
             )
             pairs = zip(sizes, best, family.windows, strict=True)
             memories = [Attendre(BoundedMemory(m, policy), 0, k, True, window, search) for m, k, window in pairs]
-            self.stack = Stack(family, memories, per_head=per_head)
+            # The memories that read last, whose entries a state holds; they are in no state dict.
+            self.cache = memories_in_model(family, memories, chunk, family.key_heads if per_head else 1, False)
 
     def forward(
         self, tokens: Int[Tensor, "b l"], state: PretrainedState | None = None, fresh: Bool[Tensor, " b"] | None = None
@@ -126,27 +127,26 @@ class PretrainedBackbone(nn.Module):
         state = self.initial_state(len(tokens)) if state is None else state
         assert state is not None
         state = state if fresh is None else self.reset(state, fresh)
-        layers, position, outputs = list(state.layers), state.position, []
+        self.cache, outputs, position = self.cache.holding(state.layers), [], state.position
         for part in tokens.split(self.chunk, 1):
             positions = position[:, None] + torch.arange(part.shape[1], device=part.device)
-            layers, hidden = self.stack.forward(layers, Hidden.of(self.decoder.family.embed(part), positions))
-            outputs.append(hidden.x)
+            outputs.append(self.decoder.family.read(part, positions, self.cache))
             position = position + part.shape[1]
-        return torch.cat(outputs, 1), PretrainedState(tuple(layers), position)
+        return torch.cat(outputs, 1), PretrainedState(tuple(layer.state for layer in self.cache.apart()), position)
 
     def initial_state(self, rows: int) -> PretrainedState | None:
         """Return the state of rows that have read nothing."""
         if not self.is_stateful:
             return None
-        weight = self.decoder.model.get_input_embeddings().weight
-        layers = self.stack.initial_state(weight.new_zeros(rows, 0, self.width))
-        return PretrainedState(tuple(layers), torch.zeros(rows, dtype=torch.long, device=weight.device))
+        family, weight = self.decoder.family, self.decoder.model.get_input_embeddings().weight
+        nothing = weight.new_zeros(rows, 0, family.key_heads, family.layers[0].width)
+        layers = tuple(layer.empty(nothing) for layer in self.cache.memories)
+        return PretrainedState(layers, torch.zeros(rows, dtype=torch.long, device=weight.device))
 
     def reset(self, state: PretrainedState, rows: Bool[Tensor, " b"]) -> PretrainedState:
         """Return the state with the chosen rows cleared."""
-        pairs = zip(self.stack.memories, state.layers, strict=True)
-        of_heads = repeated(rows, self.stack.heads)
-        layers = tuple(layer._replace(keys=memory.keys.reset(layer.keys, of_heads)) for memory, layer in pairs)
+        pairs = zip(self.cache.memories, state.layers, strict=True)
+        layers = tuple(layer.memory.keys.reset(old, repeated(rows, layer.heads)) for layer, old in pairs)
         return PretrainedState(layers, state.position.masked_fill(rows, 0))
 
     def training_metrics(self) -> dict[str, Tensor]:
@@ -155,11 +155,12 @@ class PretrainedBackbone(nn.Module):
 
     def record_attention(self) -> None:
         """Make every layer keep the attention of the last query from now on."""
-        self.stack.last_outputs = []
+        for layer in self.cache.memories:
+            layer.records = True
 
     def attention_traces(self) -> list[AttentionTrace]:
         """Return the attention of the last query, layer by layer."""
-        return self.stack.attention_traces()
+        return self.cache.traces()
 
 
 class PretrainedHead(nn.Module):
@@ -176,12 +177,3 @@ class PretrainedHead(nn.Module):
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
         """Return the log-probability of every token, for generation."""
         return F.linear(f, self.output.weight).float().log_softmax(1)
-
-
-def per_layer(value: Any, count: int, name: str) -> list[Any]:
-    """Return a setting for every layer, from one value for all or a list; UserError where the list has another length."""
-    if not isinstance(value, list):
-        return [value] * count
-    if len(value) != count:
-        raise UserError(f"model.{name} lists {len(value)} values, but the model has {count} layers")
-    return value

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+from collections.abc import Collection
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from trime.errors import UserError, install_command
-from trime.models.pretrained.hub import hub_arguments
 from trime.types import Tensor
 
 TESTED = ("5.23",)  # versions of transformers that the families were tested with
 HEAD = "lm_head.weight"
+ADDRESS = "https://huggingface.co"
+SECONDS = 3.0  # after which the hub counts as out of reach
+PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
 def load_pretrained(name: str, dtype: str = "float32") -> Any:
@@ -74,6 +81,19 @@ def check_version() -> None:
         raise UserError(f"transformers {installed} has not been tested here and is not supported: install {tested}.*")
 
 
+def model_class(model: Any, supported: Collection[str]) -> str:
+    """Return the name of a model's class; UserError where it is not among those that are supported."""
+    name = type(model).__name__
+    if name not in supported:
+        raise UserError(f"{name} is not supported: choose one of {', '.join(supported)}")
+    return name
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model that a PeftModel wraps, whose layers hold the updates already; any other as it is."""
+    return model.get_base_model() if type(model).__name__.startswith("Peft") else model
+
+
 def untie_output_layer(model: Any, name: str) -> None:
     """Restore the separate output layer of an encoder-decoder, which transformers 5 ties to the embedding."""
     if getattr(model.config, "scale_decoder_outputs", True):
@@ -95,3 +115,25 @@ def read_tensor(name: str, tensor: str) -> Tensor | None:
         return None
     with safe_open(path, framework="pt") as weights:
         return weights.get_tensor(tensor) if tensor in weights.keys() else None  # noqa: SIM118 (not a dict)
+
+
+def hub_arguments(name: str) -> dict[str, Any]:
+    """Return the arguments with which a model's files are looked up, in a folder or on the hub.
+
+    Code that comes with a model is never run. Where the hub cannot be reached, only files that were downloaded before are
+    looked up, which takes no time; the library itself would try again for a minute.
+    """
+    return {"trust_remote_code": False, "local_files_only": not Path(name).expanduser().is_dir() and not hub_is_reachable()}
+
+
+@cache
+def hub_is_reachable() -> bool:
+    """Return whether the hub, or the mirror of HF_ENDPOINT, accepts connections; behind a proxy it is taken to do so."""
+    if any(os.environ.get(name) for name in PROXIES):
+        return True
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or ADDRESS)
+    try:
+        with socket.create_connection((address.hostname, address.port or (80 if address.scheme == "http" else 443)), SECONDS):
+            return True
+    except OSError:
+        return False

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from trime.choices import CACHED_KEYS, EXTENSIONS
 from trime.errors import UserError
 from trime.models.layers.rotary import Rotary, RotaryScore, interpolate_positions, ntk_aware, yarn
-from trime.models.pretrained.family import SplitLayer, model_class
+from trime.models.pretrained.loading import model_class
 from trime.types import Float, Int, Tensor
 
 
@@ -51,16 +53,16 @@ class NeoXLayer:
         return residual + self.layer.mlp(self.layer.post_attention_layernorm(mlp_input))
 
 
-KINDS: dict[str, tuple[str, Callable[[Any], SplitLayer]]] = {  # class: the attribute of its stack, and the class of its layers
-    "LlamaForCausalLM": ("model", LlamaLayer),
-    "MistralForCausalLM": ("model", LlamaLayer),
-    "Qwen2ForCausalLM": ("model", LlamaLayer),
-    "GPTNeoXForCausalLM": ("gpt_neox", NeoXLayer),
+KINDS: dict[str, type[LlamaLayer] | type[NeoXLayer]] = {  # of models, with the class of their layers
+    "LlamaForCausalLM": LlamaLayer,
+    "MistralForCausalLM": LlamaLayer,
+    "Qwen2ForCausalLM": LlamaLayer,
+    "GPTNeoXForCausalLM": NeoXLayer,
 }
 
 
 class RopeDecoder:
-    """The parts of a decoder with rotary positions.
+    """A decoder whose memories place queries and keys.
 
     ``position``: lm_infinite caps distances at the length of pretraining; interpolation, ntk and yarn stretch the rotation for
     inputs ``factor`` times as long; none leaves it as it is. Keys are cached before rotation or after it.
@@ -69,27 +71,33 @@ class RopeDecoder:
     causal = True
 
     def __init__(self, model: Any, position: str = "lm_infinite", factor: float = 1.0, cached_keys: str = "before_rope"):
-        stack, layer_class = KINDS[model_class(model, KINDS)]
+        layer_class = KINDS[model_class(model, KINDS)]
         if position not in EXTENSIONS or factor < 1 or cached_keys not in CACHED_KEYS:
             raise UserError(
                 f"position={position}, factor={factor}, cached_keys={cached_keys}: choose from {', '.join(EXTENSIONS)}, "
                 f"a factor of at least 1, and from {', '.join(CACHED_KEYS)}"
             )
-        self.model, self.stack = model, getattr(model, stack)
-        self.layers: list[SplitLayer] = [layer_class(layer) for layer in self.stack.layers]
-        self.windows = sliding_windows(model.config, len(self.layers))
-        self.key_heads = getattr(model.config, "num_key_value_heads", None) or model.config.num_attention_heads
-        rotary, longest = rotary_of(self.stack.rotary_emb), model.config.max_position_embeddings
-        stretched: dict[str, Callable[..., Rotary]] = {
-            "interpolation": interpolate_positions,
-            "ntk": ntk_aware,
-            "yarn": partial(yarn, longest=longest),
-        }
-        rotary = stretched[position](rotary, factor) if position in stretched else rotary
-        self.score = RotaryScore(
-            rotary, longest if position == "lm_infinite" else None, stored_rotated=cached_keys == "after_rope"
-        )
-        self.stored = self.score.stored
+        self.model, self.stack, config = model, model.base_model, model.config
+        self.layers = [layer_class(layer) for layer in self.stack.layers]
+        self.windows = sliding_windows(config, len(self.layers))
+        self.key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        rotary, longest = rotary_of(self.stack.rotary_emb), config.max_position_embeddings
+        stretched = {"interpolation": interpolate_positions, "ntk": ntk_aware, "yarn": partial(yarn, longest=longest)}
+        rotary = stretched[position](rotary, factor) if position in stretched else rotary  # type: ignore[operator]
+        capped = longest if position == "lm_infinite" else None
+        self.score = RotaryScore(rotary, capped, stored_rotated=cached_keys == "after_rope")
+        # The model's own rotation at position 0 (see ``read``) has scaled queries and keys already (YaRN).
+        once = replace(rotary, scale=rotary.scale / self.stack.rotary_emb.attention_scaling)
+        self.score_at_0 = replace(self.score, rotary=once)
+
+    def read(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"], cache: Any) -> Float[Tensor, "b l e"]:
+        """Return the stack's output of tokens at these positions (-1: padding), which the model reads with an EvictingCache.
+
+        The model sees all of them at position 0, where its rotation changes nothing: the memories' scores rotate.
+        """
+        places = {"position_ids": torch.zeros_like(position), "memory_position": position}
+        output: Tensor = self.stack(input_ids=tokens, past_key_values=cache, **places).last_hidden_state
+        return output
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
         """Return the input of the first layer."""
@@ -110,6 +118,15 @@ def sliding_windows(config: Any, layers: int) -> list[int | None]:
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
     return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def per_layer(value: Any, count: int, name: str) -> list[Any]:
+    """Return a setting for every layer, from one value for all or a list; UserError where the list has another length."""
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise UserError(f"model.{name} lists {len(value)} values, but the model has {count} layers")
+    return value
 
 
 def rotary_of(module: Any) -> Rotary:

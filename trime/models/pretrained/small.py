@@ -28,36 +28,30 @@ class Small:
         if self.width % self.heads:
             raise UserError(f"small.model: width={self.width} must be a multiple of heads={self.heads}")
         special: dict[str, Any] = {"vocab_size": vocabulary, "eos_token_id": end, "pad_token_id": padding}
-        return self.llama(special) if self.kind == "decoder" else self.t5(special)
+        if self.kind == "decoder":  # with rotary positions
+            from transformers import LlamaConfig, LlamaForCausalLM
 
-    def llama(self, special: dict[str, Any]) -> Any:
-        """Return a decoder with rotary positions."""
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        config = LlamaConfig(
-            hidden_size=self.width,
-            intermediate_size=4 * self.width,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            max_position_embeddings=self.max_positions,
-            tie_word_embeddings=True,
-            initializer_range=self.width**-0.5,  # 0.02 suits wide models: narrow ones would start with nearly uniform attention
-            bos_token_id=None,
-            **special,
-        )
-        return LlamaForCausalLM(config)
-
-    def t5(self, special: dict[str, Any]) -> Any:
-        """Return an encoder-decoder with relative position bias."""
+            llama = LlamaConfig(
+                hidden_size=self.width,
+                intermediate_size=4 * self.width,
+                num_hidden_layers=self.layers,
+                num_attention_heads=self.heads,
+                max_position_embeddings=self.max_positions,
+                tie_word_embeddings=True,
+                initializer_range=self.width**-0.5,  # 0.02 suits wide models: narrow ones would begin with uniform attention
+                bos_token_id=None,
+                **special,
+            )
+            return LlamaForCausalLM(llama)
         from transformers import T5Config, T5ForConditionalGeneration
 
-        sizes: dict[str, Any] = {
-            "d_model": self.width,
-            "d_kv": self.width // self.heads,
-            "d_ff": 4 * self.width,
-            "num_layers": self.layers,
-            "num_heads": self.heads,
-            "dropout_rate": 0.0,
-            "decoder_start_token_id": special["pad_token_id"],
-        }
-        return T5ForConditionalGeneration(T5Config(**sizes, **special))
+        t5 = T5Config(
+            d_model=self.width,
+            d_kv=self.width // self.heads,
+            d_ff=4 * self.width,
+            num_layers=self.layers,
+            num_heads=self.heads,
+            dropout_rate=0.0,
+            **special | {"decoder_start_token_id": padding},
+        )
+        return T5ForConditionalGeneration(t5)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trime.models.pretrained.family import SplitLayer, model_class
+from trime.models.pretrained.loading import model_class
 from trime.types import Bool, Float, Int, Tensor
 
 SUPPORTED = ("T5ForConditionalGeneration", "T5EncoderModel")
@@ -34,36 +34,44 @@ class T5Layer:
         return self.block.layer[-1](x + self.attention.o(attended.flatten(2)))
 
 
+class RelativeBias:
+    """Scores q k + bias of the distance, which is that of the ``first`` layer in every layer."""
+
+    def __init__(self, first: Any):
+        self.first = first
+
+    def stored(self, key: Float[Tensor, "b l h d"], position: Int[Tensor, "b l"]) -> Float[Tensor, "b l h d"]:
+        """Return keys as a memory stores them: unchanged, for positions enter as a bias."""
+        return key
+
+    def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
+        """Return scores [b h q m] of queries [b q h d] at positions ``at`` and keys at positions ``of``."""
+        first = self.first
+        bucket = first._relative_position_bucket(
+            of[:, None] - at[:, :, None],
+            bidirectional=True,
+            num_buckets=first.relative_attention_num_buckets,
+            max_distance=first.relative_attention_max_distance,
+        )
+        bias = first.relative_attention_bias(bucket).permute(0, 3, 1, 2)
+        return query.transpose(1, 2) @ key.permute(0, 2, 3, 1) + bias
+
+
 class T5Encoder:
-    """The parts of the encoder; the position bias of its first layer is used in all layers."""
+    """The encoder, split at its layers' attention, and the decoder over its outputs."""
 
     causal = False
 
     def __init__(self, model: Any):
         model_class(model, SUPPORTED)
         self.model, self.stack, self.key_heads = model, model.encoder, model.config.num_heads
-        self.layers: list[SplitLayer] = [T5Layer(block) for block in self.stack.block]
+        self.layers = [T5Layer(block) for block in self.stack.block]
         self.windows: list[int | None] = [None] * len(self.layers)
-        self.first = self.stack.block[0].layer[0].SelfAttention
+        self.score = RelativeBias(self.stack.block[0].layer[0].SelfAttention)
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
         """Return the input of the first layer."""
         return self.model.get_input_embeddings()(tokens)
-
-    def stored(self, key: Float[Tensor, "b l h d"], position: Int[Tensor, "b l"]) -> Float[Tensor, "b l h d"]:
-        """Return keys as a memory stores them: unchanged, for positions enter as a bias."""
-        return key
-
-    def score(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
-        """Return q k + bias of the distance, which is the same in every layer."""
-        bucket = self.first._relative_position_bucket(
-            of[:, None] - at[:, :, None],
-            bidirectional=True,
-            num_buckets=self.first.relative_attention_num_buckets,
-            max_distance=self.first.relative_attention_max_distance,
-        )
-        bias = self.first.relative_attention_bias(bucket).permute(0, 3, 1, 2)
-        return query.transpose(1, 2) @ key.permute(0, 2, 3, 1) + bias
 
     def final_norm(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
         """Return the stack's output from the last layer's."""

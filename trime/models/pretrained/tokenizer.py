@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trime.errors import UserError
-from trime.models.pretrained.hub import hub_arguments
-from trime.models.pretrained.loading import check_version, load_error
+from trime.models.pretrained.loading import check_version, hub_arguments, load_error
 
 UNKNOWN, PADDING, END = "<unk>", "<pad>", "</s>"
 MESSAGE = "xyzzy"  # stands for the text of a prompt in a chat template

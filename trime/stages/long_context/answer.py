@@ -35,20 +35,8 @@ Asked = tuple[Example, Prompt]
 
 DEPTHS = 5  # parts of a text for which results are told apart
 READING = (
-    "memory_size",
-    "query_size",
-    "chunk",
-    "top_k",
-    "search",
-    "cached_keys",
-    "prefill",
-    "per_head",
-    "end",
-    "outputs",
-    "position",
-    "factor",
-    "causal",
-    "dtype",
+    *("memory_size", "query_size", "chunk", "top_k", "search", "cached_keys", "prefill", "per_head", "end", "outputs"),
+    *("position", "factor", "causal", "dtype"),
 )
 
 
