@@ -66,7 +66,7 @@ ONLY_IN = {
     "ray": {"trime/memory/retrieval/ray_cluster.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),
-    "snowballstemmer": {"trime/data/analyzers.py"},
+    "snowballstemmer": {"trime/data/neighbours.py"},
     "pydivsufsort": {"trime/memory/ngrams.py"},
     "peft": {"trime/models/pretrained/lora.py"},
     "wandb": {"trime/pipeline/tracking.py"},  # inside a function: only runs that log to W&B import it

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 EOS = "<eos>"
@@ -25,31 +23,6 @@ class Tokenizer(Protocol):
     def text(self, symbols: list[str]) -> str:
         """Return symbols as readable text; white space that tokenization removed is not restored."""
         ...
-
-
-@runtime_checkable
-class LearnedTokenizer(Tokenizer, Protocol):
-    """A tokenizer whose symbols are learned from the training split; ``saved`` returns the file that it is read from."""
-
-    saved: Callable[[], Path] | None
-
-    def symbols(self) -> list[str]:
-        """Return every symbol that was learned."""
-        ...
-
-    def train(self, lines: Iterable[bytes], size: int | None, min_count: int) -> None:
-        """Learn at most ``size`` symbols from the lines of a text."""
-        ...
-
-    def save(self, path: Path) -> None:
-        """Write what was learned to a file."""
-        ...
-
-
-def drops_white_space(tokenizer: Tokenizer) -> bool:
-    """Return True if a tokenizer reads several spaces as one, so that a model does not predict them."""
-    one, two = (list(chain.from_iterable(tokenizer.tokens([line]))) for line in (b"a b\n", b"a  b\n"))
-    return one == two
 
 
 def metric_of(tokenizer: Tokenizer, characters: bool) -> str:

@@ -11,9 +11,8 @@ import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.data.analyzers import TermTable, english
 from trime.data.corpus import Split
-from trime.data.neighbours import excluded_ranges, segment_terms
+from trime.data.neighbours import TermTable, english, excluded_ranges, segment_terms
 from trime.data.segments import Segments
 from trime.errors import UserError
 from trime.io import write_array

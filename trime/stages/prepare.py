@@ -16,6 +16,7 @@ import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from trime.data.byte_pairs import BytePairs
 from trime.data.corpus import (
     FLUSH,
     Corpus,
@@ -27,8 +28,8 @@ from trime.data.corpus import (
     training_vocabulary,
 )
 from trime.data.datasets import Dataset
-from trime.data.duplicates import describe_duplicates, find_duplicates
-from trime.data.tokenizers import LearnedTokenizer, metric_of
+from trime.data.notes import describe_duplicates, find_duplicates
+from trime.data.tokenizers import metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import plain
@@ -98,15 +99,15 @@ class Prepare(PreparedText):
         dataset.lab_folders = lab_folders(self.config.paths)
         if self.vocabulary_source and self.vocabulary_source.tokenizer:
             dataset.tokenizer, dataset.characters = self.vocabulary_source.tokenizer, False
-        elif isinstance(dataset.tokenizer, LearnedTokenizer):
+        elif isinstance(dataset.tokenizer, BytePairs):
             dataset.tokenizer.saved = lambda: self.path() / LEARNED
         return dataset
 
     @property
-    def learned(self) -> LearnedTokenizer | None:
+    def learned(self) -> BytePairs | None:
         """The tokenizer that learns from this text, if there is one."""
         tokenizer = self.dataset.tokenizer
-        return tokenizer if isinstance(tokenizer, LearnedTokenizer) and not self.vocabulary_source else None
+        return tokenizer if isinstance(tokenizer, BytePairs) and not self.vocabulary_source else None
 
     def settings(self) -> Any:
         return super().settings() | ({"vocabulary": self.vocabulary_source.name} if self.vocabulary_source else {})
@@ -162,7 +163,7 @@ def duplicates_of(
         yield describe_duplicates(found, corpus.split(split).lengths, split, where, *names)
 
 
-def learn_symbols(dataset: Dataset, tokenizer: LearnedTokenizer, settings: DictConfig) -> None:
+def learn_symbols(dataset: Dataset, tokenizer: BytePairs, settings: DictConfig) -> None:
     """Train a tokenizer on the training split of its dataset, under a progress bar; UserError where there is none."""
     if "train" not in dataset.splits():
         raise UserError(f"dataset {dataset.name} has no training split in {dataset.location}: its symbols are learned from one")

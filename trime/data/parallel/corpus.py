@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.corpus import Corpus, Split
 from trime.data.module import SINGLE_PROCESS, PlannedLoader, ProcessShard, TextDataModule, WindowLoader, sequential_batches
-from trime.data.parallel.tokenizers import JointBPE, PresegmentedText
 from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
 from trime.types import Batch
@@ -110,15 +110,12 @@ class PairDataModule(TextDataModule):
     def open_corpus(self) -> ParallelCorpus:
         return ParallelCorpus(self.folder)
 
-    def cut_training(self) -> Segments:
-        return sentence_segments(self.text)
-
-    def cut_validation(self) -> Segments:
-        return first_sentences(self.valid, self.validate_tokens)
+    def cut(self) -> tuple[Segments, Segments]:
+        return sentence_segments(self.text), first_sentences(self.valid, self.validate_tokens)
 
     def train_dataloader(self) -> PairLoader:
-        parts = (self.text, self.segments, self.batching, self.neighbours)
-        return PairLoader(self.corpus, *parts, self.steps, self.special_ids, self.shard)
+        planned = (self.text, self.segments, self.batching, self.neighbours)
+        return PairLoader(self.corpus, *planned, self.steps, self.corpus.vocabulary.special_ids, self.shard)
 
     def val_dataloader(self) -> PairWindows:
         size = max(1, self.batching.tokens // int(self.windows.length.max()))  # type: ignore[attr-defined]
