@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from tests.helpers.laws import ROWS, VISIBILITIES, WORDS, contexts, direct_mass, eq5
-from trime.data.batching.base import generator
-from trime.data.batching.policies import greedy_chain
+from trime.data.batching.policies import generator, greedy_chain
 from trime.evaluation.mixture_spec import parse_row
 from trime.memory.drawn import Drawn
 from trime.memory.fifo import FifoTokenMemory

@@ -19,7 +19,7 @@ from trime.choices import EXCLUDED
 from trime.data import bm25
 from trime.data.batching.policies import BM25, Alternating, Consecutive, Shuffled, Streams
 from trime.data.batching.published import Published
-from trime.data.corpus import Corpus, Split, build_corpus, smallest_type, symbol_counts
+from trime.data.corpus import Corpus, Split, build_corpus, symbol_counts
 from trime.data.datasets import Dataset
 from trime.data.datasets.base import SPLITS
 from trime.data.datasets.enwik8 import Enwik8
@@ -66,10 +66,6 @@ def test_vocabulary_is_ordered_by_frequency_and_maps_the_rest_to_unk(tmp_path: P
     (tmp_path / "v.json").write_text("{")
     with pytest.raises(UserError, match="prepare"):
         Vocabulary.load(tmp_path / "v.json")
-
-
-def test_smallest_integer_type() -> None:
-    assert [smallest_type(n).itemsize for n in (2, 256, 257, 65_536, 65_537)] == [1, 1, 2, 2, 4]
 
 
 def test_corpus_is_memory_mapped_and_whole(text_folder: Path, tmp_path: Path) -> None:

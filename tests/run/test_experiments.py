@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import ROOT, composed
 from tests.helpers.experiments import EVERY, TRANSLATE
-from trime.data.parallel.folder import Parallel
+from trime.data.parallel.base import Parallel
 from trime.errors import UserError
 from trime.io import partial_of
 from trime.memory.retrieval import factories

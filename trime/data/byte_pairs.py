@@ -9,26 +9,38 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trime.data.tokenizers import EOS, UNKNOWN, words_of
+from trime.data.tokenizers import EOS, UNKNOWN, Whitespace
 from trime.errors import UserError, install_command
 
 LONG = re.compile(r"\S{256}(?=\S)")
 
 
-class BytePairs:
+class LearnedPieces:
+    """Text in pieces that a tokenizers.Tokenizer has learned."""
+
+    characters = False
+    pieces: Any
+
+    def save(self, path: Path) -> None:
+        """Write the learned pieces as a JSON file."""
+        self.pieces.save(str(path))
+
+    def text(self, symbols: list[str]) -> str:
+        return str(self.pieces.decoder.decode([symbol for symbol in symbols if symbol != EOS]))
+
+
+class BytePairs(LearnedPieces):
     """Pieces of bytes, as many as ``vocabulary.max_size``; nothing is unknown.
 
     ``<eos>`` is only the input before a document's first piece. It is trained while its text is prepared; later it is read
     from the file that ``saved`` returns.
     """
 
-    characters = False
-
     def __init__(self) -> None:
         self.saved: Callable[[], Path] | None = None
 
     @cached_property
-    def pieces(self) -> Any:
+    def pieces(self) -> Any:  # type: ignore[override]
         """The trained tokenizers.Tokenizer; UserError if there is none yet."""
         if self.saved is None:
             raise UserError("byte pairs are learned from the training text: they cannot count tokens before (dataset.tokens)")
@@ -41,10 +53,6 @@ class BytePairs:
         texts = (line.decode("utf-8", "replace") for line in lines)
         self.pieces = train_pieces(texts, size - 2, min_frequency=min_count)
 
-    def save(self, path: Path) -> None:
-        """Write the learned pieces as a JSON file."""
-        self.pieces.save(str(path))
-
     def symbols(self) -> list[str]:
         """Return the pieces that were learned, in alphabetical order."""
         return sorted(self.pieces.get_vocab())
@@ -52,9 +60,6 @@ class BytePairs:
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
             yield self.pieces.encode(line.decode("utf-8", "replace")).tokens
-
-    def text(self, symbols: list[str]) -> str:
-        return str(self.pieces.decoder.decode([symbol for symbol in symbols if symbol != EOS]))
 
 
 def train_pieces(texts: Iterable[str], size: int, **options: Any) -> Any:
@@ -70,10 +75,8 @@ def train_pieces(texts: Iterable[str], size: int, **options: Any) -> Any:
     return pieces
 
 
-class JointBPE:
+class JointBPE(LearnedPieces):
     """A byte-pair tokenizer shared by both languages; a word's first piece begins with a marker for the space."""
-
-    characters = False
 
     def __init__(self, pieces: Any):
         self.pieces = pieces  # a tokenizers.Tokenizer
@@ -96,25 +99,16 @@ class JointBPE:
         """Load the tokenizer of a prepared text."""
         return cls(library().Tokenizer.from_file(str(file)))
 
-    def save(self, file: Path) -> None:
-        """Write the tokenizer as a JSON file."""
-        self.pieces.save(str(file))
-
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
             yield [*self.pieces.encode(line.decode("utf-8", "replace")).tokens, EOS]
 
-    def text(self, symbols: list[str]) -> str:
-        return self.pieces.decoder.decode([symbol for symbol in symbols if symbol != EOS])
 
-
-class PresegmentedText:
+class PresegmentedText(Whitespace):
     """A tokenizer for text that is already split into pieces by subword-nmt, with @@ where a word continues.
 
     ``moses`` is the language of the Moses detokenizer for the words (fairseq's ``--tokenizer moses``); None: no detokenizer.
     """
-
-    characters = False
 
     def __init__(self, moses: str | None = None):
         self.detokenizer = None
@@ -124,10 +118,6 @@ class PresegmentedText:
             from sacremoses import MosesDetokenizer
 
             self.detokenizer = MosesDetokenizer(lang=moses)
-
-    def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
-        for line in lines:
-            yield [*words_of(line), EOS]
 
     def text(self, symbols: list[str]) -> str:
         words = re.sub(r"@@( |$)", "", " ".join(symbol for symbol in symbols if symbol != EOS))

@@ -31,10 +31,14 @@ UNSPACED = re.compile(
 
 
 class Split(NamedTuple):
-    """A split: ``tokens`` of all documents concatenated; document i has those from offsets[i] to offsets[i+1]."""
+    """A split: ``tokens`` of all documents concatenated; document i has those from offsets[i] to offsets[i+1].
+
+    In parallel text, documents are sentences, and translate the documents of ``sources``.
+    """
 
     tokens: np.ndarray
     offsets: np.ndarray
+    sources: Split | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -95,11 +99,6 @@ def content_hash(path: Path) -> str:
     """Return a hash of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-def smallest_type(size: int) -> np.dtype:
-    """Return the smallest unsigned integer type for ids below ``size``."""
-    return next(np.dtype(kind) for kind in ("u1", "u2", "u4") if size <= 2 ** (8 * np.dtype(kind).itemsize))
 
 
 @dataclass
@@ -179,7 +178,7 @@ def training_vocabulary(dataset: Dataset, limit: int | None = 32000, minimum: in
 
 def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:
     """Write a split's ids, offsets, document names and sizes; return its statistics. UserError where it is empty."""
-    dtype = smallest_type(len(vocabulary))
+    dtype = np.min_scalar_type(len(vocabulary) - 1)
     lookup, offsets, names, written, unknown = vocabulary.index.__getitem__, [], [], 0, 0
     buffer: list[int] = []
     one, two = (list(chain.from_iterable(dataset.tokenizer.tokens([line]))) for line in (b"a b\n", b"a  b\n"))
@@ -225,7 +224,7 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
         "own": dataset.own,
         "characters": dataset.characters,
         "vocabulary": len(vocabulary),
-        "dtype": smallest_type(len(vocabulary)).str,
+        "dtype": np.min_scalar_type(len(vocabulary) - 1).str,
         "splits": statistics,
         "fingerprint": dataset.fingerprint(),
         "notes": [*notes_on(dataset, statistics)],

@@ -61,26 +61,21 @@ class PlannedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         first, self.step = self.step % max(1, self.steps), 0  # a pass to the end is followed by one from the start
-        epoch_start = 0
+        segments, epoch_start = self.segments, 0
+        if self.text.sources is not None:  # pairs are planned by their longer side
+            longer = np.maximum(segments.length, self.text.sources.lengths[segments.document])
+            segments = segments._replace(length=longer)
         for epoch in range(self.steps):
-            plan = self.plan(epoch)
+            plan = self.batching.plan(segments, epoch, self.neighbours)
             for number in range(max(first - epoch_start, 0), len(plan)):
                 if epoch_start + number >= self.steps:
                     return
                 self.step = epoch_start + number + 1
-                yield self.batch(plan, number)
+                before = None
+                if self.batching.contiguous_rows:  # rows are continued within an epoch only
+                    before = self.shard.of(plan[number - 1] if number else [len(segments)] * len(plan[number]))
+                yield collate(self.text, self.segments, self.shard.of(plan[number]), self.special_ids, before)
             epoch_start += len(plan)
-
-    def plan(self, epoch: int) -> list[list[int]]:
-        """Return the batches of an epoch."""
-        return self.batching.plan(self.segments, epoch, self.neighbours)
-
-    def batch(self, plan: list[list[int]], number: int) -> Batch:
-        """Return one batch of a plan; contiguous rows are continued within an epoch only."""
-        rows, previous = self.shard.of(plan[number]), None
-        if self.batching.contiguous_rows:
-            previous = self.shard.of(plan[number - 1] if number else [len(self.segments)] * len(plan[number]))
-        return collate(self.text, self.segments, rows, self.special_ids, previous)
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}

@@ -177,11 +177,13 @@ def collate(
     """Collate the segments ``index`` into a batch, padded on the right; -1 gives a row of padding.
 
     An empty index, of a process that has no rows of a batch, gives one row of one cell of padding. A row is fresh at the first
-    segment of a document, and where it does not continue the segment that it held ``before``.
+    segment of a document, and where it does not continue the segment that it held ``before``. In parallel text, ``source``
+    holds the sentences that the rows translate.
     """
     if not index:
         cell, one = torch.full((1, 1), special_ids.pad), torch.zeros(1, dtype=torch.long)
-        return Batch(cell, cell, one, cell != cell, one - 1, one - 1, one, one == 0)
+        batch = Batch(cell, cell, one, cell != cell, one - 1, one - 1, one, one == 0)
+        return batch if split.sources is None else batch._replace(source=cell)
     document, offset, start, length, context = segments.take(index)
     filled = np.array(index) >= 0
     rows = Segments(np.where(filled, document, -1), offset, start * filled, length * filled, context)
@@ -199,4 +201,11 @@ def collate(
         fresh |= np.array(before) + 1 != index
     scored = (column >= rows.context[:, None]) & (column < rows.length[:, None])
     columns = (tokens, targets, rows.length, scored, rows.document, np.array(index), rows.start, fresh)
-    return Batch(*(torch.from_numpy(each) for each in columns))
+    batch = Batch(*(torch.from_numpy(each) for each in columns))
+    if split.sources is None:
+        return batch
+    sentences = [split.sources.document(number) if number >= 0 else [] for number in rows.document.tolist()]
+    padded = np.full((len(index), max(1, max(map(len, sentences)))), special_ids.pad, np.int64)
+    for i, sentence in enumerate(sentences):
+        padded[i, : len(sentence)] = sentence
+    return batch._replace(source=torch.from_numpy(padded))

@@ -35,35 +35,27 @@ def metric_of(tokenizer: Tokenizer, characters: bool) -> str:
     return "bits/byte" if isinstance(tokenizer, Bytes) else "bits/char"
 
 
-def join_with_spaces(symbols: list[str], end: str) -> str:
-    """Join symbols with spaces, with ``end`` for every ``<eos>``."""
-    return "".join(end if symbol == EOS else f"{symbol} " for symbol in symbols)
-
-
-def words_of(line: bytes) -> list[str]:
-    """Return the words of a line between white space; one written as ``<eos>`` is text, and becomes three marks and words."""
-    text = line.decode("utf-8", "replace")
-    words = text.split()
-    return [part for word in words for part in (("<", "eos", ">") if word == EOS else (word,))] if EOS in text else words
-
-
 class Whitespace:
     """Splits at white space and adds ``<eos>`` after every line, as WikiText is tokenized."""
 
     characters = False
+    end = "\n"  # how ``<eos>`` is written in a text
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
-            yield [*words_of(line), EOS]
+            words = line.decode("utf-8", "replace").split()
+            if EOS in words:  # one that the text spells is text, and becomes three marks and words
+                words = [piece for word in words for piece in (("<", "eos", ">") if word == EOS else (word,))]
+            yield [*words, EOS]
 
     def text(self, symbols: list[str]) -> str:
-        return join_with_spaces(symbols, "\n")
+        return "".join(self.end if symbol == EOS else f"{symbol} " for symbol in symbols)
 
 
-class Words:
+class Words(Whitespace):
     """Splits into words (with inner apostrophes) and single marks; ``<eos>`` where blank lines end a paragraph."""
 
-    characters = False
+    end = "\n\n"
     pattern = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
@@ -77,16 +69,15 @@ class Words:
             in_paragraph = bool(symbols)
 
     def text(self, symbols: list[str]) -> str:
-        return re.sub(r" (?=[.,;:!?)])", "", join_with_spaces(symbols, "\n\n"))
+        return re.sub(r" (?=[.,;:!?)])", "", super().text(symbols))
 
 
-class PythonSource:
+class PythonSource(Whitespace):
     """Splits into identifiers, words, numbers, operators and marks; ``<eos>`` after every line that is not blank.
 
     The same rule applies within strings and comments, so that their words are words. Indentation is dropped.
     """
 
-    characters = False
     pattern = re.compile(
         r"[^\W\d]\w*"  # identifiers, keywords, words of strings and comments
         r"|\d(?:[\w.]|(?<=[eE])[+-])*"  # numbers
@@ -100,9 +91,6 @@ class PythonSource:
             symbols = self.pattern.findall(line.decode("utf-8", "replace"))
             if symbols:
                 yield [*symbols, EOS]
-
-    def text(self, symbols: list[str]) -> str:
-        return join_with_spaces(symbols, "\n")
 
 
 class Bytes:

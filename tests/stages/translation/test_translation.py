@@ -25,7 +25,8 @@ from tests.helpers.experiments import TRANSLATE
 from trime.data.batching.published import Budget, Published, fill_batches
 from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.datasets.download import checksum
-from trime.data.parallel.folder import Pair, ParallelFolder
+from trime.data.parallel.base import Pair
+from trime.data.parallel.folder import ParallelFolder
 from trime.data.parallel.iwslt14 import IWSLT14, TESTS
 from trime.data.parallel.multi30k import DIGESTS, Multi30k
 from trime.data.parallel.phrases import Phrases

@@ -7,8 +7,7 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from trime.data.batching.base import check_size, chunks, generator, shuffled
-from trime.data.batching.policies import greedy_chain, neighbour_lists
+from trime.data.batching.policies import check_size, chunks, generator, greedy_chain, neighbour_lists, shuffled
 from trime.data.segments import Segments
 
 ORDERS = ("shuffled", "kept", "bm25")

@@ -1,74 +1,18 @@
-"""Sentences and their translations: the interface, and your own text of two files per split, aligned line by line."""
+"""Your own parallel text: two files per split, aligned line by line."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from trime.data.datasets.base import Dataset, Document, existing_folder, lines_of, printable
-from trime.data.tokenizers import Tokenizer
+from trime.data.datasets.base import existing_folder, lines_of, printable
+from trime.data.parallel.base import Pair
 from trime.errors import UserError
 
 
-class Pair(NamedTuple):
-    """A sentence and its translation."""
-
-    source: str
-    target: str
-
-
-class Parallel(ABC):
-    """Parallel text that yields the pairs of a split in the same order each time.
-
-    ``location`` is where it lies, for messages and statistics. ``cut``: sentences are already split into pieces;
-    ``detokenize``: into pieces of Moses' tokens, and BLEU is of the detokenized text.
-    """
-
-    name: str
-    location: Path | str
-    languages: tuple[str, str]  # source, target
-    own: bool = False  # a user's own text, for which nothing is published
-    cut: bool = False
-    detokenize: bool = False
-
-    @abstractmethod
-    def files(self, split: str) -> list[Path]:
-        """Return the files of a split."""
-
-    @abstractmethod
-    def pairs(self, split: str) -> Iterator[Pair]:
-        """Yield the pairs of a split."""
-
-    def notes(self) -> list[str]:
-        """Return remarks for the statistics."""
-        return []
-
-
-class Side(Dataset):
-    """One language of a parallel text (0: source, 1: target) as a dataset; each sentence is a document of one line."""
-
-    def __init__(self, text: Parallel, side: int, tokenizer: Tokenizer):
-        self.text, self.side, self.tokenizer = text, side, tokenizer
-        self.name, self.location, self.own = text.name, text.location, text.own
-
-    def files(self, split: str) -> list[Path]:
-        return self.text.files(split)
-
-    def size(self, split: str) -> int:
-        return sum(path.stat().st_size for path in self.files(split)[self.side :][:1])
-
-    def documents(self, split: str) -> Iterator[Document]:
-        for number, pair in enumerate(self.text.pairs(split), 1):
-            yield Document(f"sentence {number}", [pair[self.side].encode()])
-
-    def notes(self) -> list[str]:
-        return self.text.notes()
-
-
-class ParallelFolder(Parallel):
+class ParallelFolder:
     """Files ``train.de``, ``train.en`` and so on in a folder; valid may be called val or dev.
 
     Training pairs are left out where a side has more than ``max_words`` words, or more than ``ratio`` times as many as the
@@ -93,12 +37,12 @@ class ParallelFolder(Parallel):
         self.max_words, self.ratio, self.cut, self.detokenize = max_words, ratio, cut, detokenize
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The given name, or that of the folder."""
         return self.given_name or printable(self.location.resolve().stem)
 
     @property
-    def location(self) -> Path:  # type: ignore[override]
+    def location(self) -> Path:
         """The folder; UserError where it does not exist."""
         return existing_folder(self.path, f"dataset {self.given_name or 'parallel'}")
 
@@ -125,6 +69,10 @@ class ParallelFolder(Parallel):
                 raise UserError(f"line {number} of {file} is empty: BLEU is of all sentences, correct both files")
             if all(pair) and (split != "train" or self.fits(pair)):
                 yield pair
+
+    def notes(self) -> list[str]:
+        """Return no remarks."""
+        return []
 
     def fits(self, pair: Pair) -> bool:
         """Return True if a pair is within the limits on length."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from trime.data.datasets.base import existing_folder
 from trime.data.datasets.download import fetch
-from trime.data.parallel.folder import Pair, ParallelFolder
+from trime.data.parallel.base import Pair
+from trime.data.parallel.folder import ParallelFolder
 from trime.errors import UserError
 from trime.io import locked
 
@@ -51,7 +52,7 @@ class IWSLT14(ParallelFolder):
         self.cache, self.lower = Path(cache) / "iwslt14", lower
 
     @cached_property
-    def location(self) -> Path:  # type: ignore[override]
+    def location(self) -> Path:
         """The folder named by ``path``, or the downloaded one; UserError where the archive is broken."""
         if self.path is not None:
             return existing_folder(self.path, "dataset iwslt14")

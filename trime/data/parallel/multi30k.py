@@ -42,7 +42,7 @@ class Multi30k(ParallelFolder):
         self.cache = Path(cache) / "multi30k"
 
     @property
-    def location(self) -> Path:  # type: ignore[override]
+    def location(self) -> Path:
         """The folder named by ``path``, or the one with the downloaded files."""
         if self.path is not None:
             return super().location

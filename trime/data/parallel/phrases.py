@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from trime.data.parallel.folder import Pair, Parallel
+from trime.data.parallel.base import Pair
 
 NOUNS = {
     "Mann": ("m", "man"),
@@ -29,10 +30,18 @@ OBJECT = {"m": ("den {}en", "einen {}en"), "f": ("die {}e", "eine {}e"), "n": ("
 TIMES = {"heute": "today", "oft": "often", "morgen": "tomorrow", "immer": "always"}
 
 
-class Phrases(Parallel):
+class Phrase(NamedTuple):
+    """A noun with its article and adjective, in both languages."""
+
+    german: str
+    english: str
+
+
+class Phrases:
     """``count`` training pairs, a tenth as many in each other split; adverbs of time follow the verb, in English the object."""
 
-    name, location, languages = "phrases", "trime/data/parallel/phrases.py", ("de", "en")
+    name, languages, cut, detokenize, own = "phrases", ("de", "en"), False, False, False
+    location = "trime/data/parallel/phrases.py"
 
     def __init__(self, count: int = 4000, seed: int = 0):
         self.count, self.seed = count, seed
@@ -41,20 +50,24 @@ class Phrases(Parallel):
         """Return this module's file."""
         return [Path(__file__)]
 
+    def notes(self) -> list[str]:
+        """Return no remarks."""
+        return []
+
     def pairs(self, split: str) -> Iterator[Pair]:
         """Yield the pairs of a split, each split with its own random state."""
         rng = random.Random(f"{self.seed} {split}")
         for _ in range(self.count if split == "train" else max(1, self.count // 10)):
-            (german, english), (german_object, english_object) = phrase(rng, SUBJECT), phrase(rng, OBJECT)
+            subject, object_ = self.phrase(rng, SUBJECT), self.phrase(rng, OBJECT)
             (verb, english_verb), (adverb, english_adverb) = rng.choice([*VERBS.items()]), rng.choice([*TIMES.items()])
-            translation = f"{english} {english_verb} {english_object} {english_adverb}."
-            yield Pair(f"{german} {verb} {adverb} {german_object}.", translation[0].upper() + translation[1:])
+            english = f"{subject.english} {english_verb} {object_.english} {english_adverb}."
+            yield Pair(f"{subject.german} {verb} {adverb} {object_.german}.", english[0].upper() + english[1:])
 
-
-def phrase(rng: random.Random, forms: dict[str, tuple[str, str]]) -> tuple[str, str]:
-    """Return a random noun with an article and an adjective, in German and in English."""
-    noun, (gender, english) = rng.choice([*NOUNS.items()])
-    (word, meaning), definite = rng.choice([*WORDS.items()]), rng.random() < 0.5
-    article = "the" if definite else "an" if meaning[0] in "aeiou" else "a"
-    german = forms[gender][0 if definite else 1].format(word)
-    return f"{german} {noun}", f"{article} {meaning} {english}"
+    @staticmethod
+    def phrase(rng: random.Random, forms: dict[str, tuple[str, str]]) -> Phrase:
+        """Return a random noun phrase with an article and an adjective."""
+        noun, (gender, english) = rng.choice([*NOUNS.items()])
+        (word, meaning), definite = rng.choice([*WORDS.items()]), rng.random() < 0.5
+        article = "the" if definite else "an" if meaning[0] in "aeiou" else "a"
+        german = forms[gender][0 if definite else 1].format(word)
+        return Phrase(f"{german} {noun}", f"{article} {meaning} {english}")

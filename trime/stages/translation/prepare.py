@@ -13,8 +13,8 @@ from omegaconf import DictConfig
 from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.corpus import build_corpus, symbol_counts
 from trime.data.datasets import Dataset
+from trime.data.parallel.base import Parallel, Side
 from trime.data.parallel.corpus import CUT, PIECES, ParallelCorpus
-from trime.data.parallel.folder import Parallel, Side
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
