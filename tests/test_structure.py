@@ -31,7 +31,7 @@ BELOW = {
     "data": "errors checks types io progress kernels quantities",
     "data.batching": "errors data.segments",
     "data.datasets": "errors types io urls progress data.segments data.tokenizers",
-    "data.parallel": "errors types io data.datasets data.tokenizers data.corpus data.module data.segments",
+    "data.parallel": "errors types io data.datasets data.tokenizers data.byte_pairs data.corpus data.module data.segments",
     "data.questions": "errors types io urls choices data.datasets data.tokenizers",
     "memory": "errors checks types choices kernels eviction",
     "memory.objective": "errors types kernels memory.similarity memory.visibility",

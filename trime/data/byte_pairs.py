@@ -40,7 +40,7 @@ class BytePairs(LearnedPieces):
         self.saved: Callable[[], Path] | None = None
 
     @cached_property
-    def pieces(self) -> Any:  # type: ignore[override]
+    def pieces(self) -> Any:
         """The trained tokenizers.Tokenizer; UserError if there is none yet."""
         if self.saved is None:
             raise UserError("byte pairs are learned from the training text: they cannot count tokens before (dataset.tokens)")
@@ -52,10 +52,6 @@ class BytePairs(LearnedPieces):
             raise UserError(f"vocabulary.max_size={size}: byte pairs need a number of pieces, at least 300")
         texts = (line.decode("utf-8", "replace") for line in lines)
         self.pieces = train_pieces(texts, size - 2, min_frequency=min_count)
-
-    def symbols(self) -> list[str]:
-        """Return the pieces that were learned, in alphabetical order."""
-        return sorted(self.pieces.get_vocab())
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:

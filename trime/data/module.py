@@ -221,15 +221,8 @@ class TextDataModule(pl.LightningDataModule):
         return min(steps, int(overfit)) if overfit else steps
 
     def train_dataloader(self) -> PlannedLoader:
-        return PlannedLoader(
-            self.text,
-            self.segments,
-            self.batching,
-            self.neighbours,
-            self.steps,
-            self.corpus.vocabulary.special_ids,
-            self.shard,
-        )
+        planned = (self.text, self.segments, self.batching, self.neighbours)
+        return PlannedLoader(*planned, self.steps, self.corpus.vocabulary.special_ids, self.shard)
 
     def val_dataloader(self) -> WindowLoader:
         """Rows that are continued in training are continued here too."""

@@ -37,22 +37,17 @@ def notes_on(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> Iterato
             share = 100 * split["unknown"] / split["tokens"]
             yield f"{name}: {share:.0f} % of the tokens are unknown: check that the tokenizer is that of the vocabulary's text"
         for kind, problem in MISREAD.items():
-            if documents := split.get(kind):
-                lines = f"{sum(documents.values()):,} lines of {len(documents):,} documents"
-                yield f"{name}: {lines} (for instance {next(iter(documents))}) {problem}"
-    if dataset.own:
-        yield from few_documents({name: split["documents"] for name, split in statistics.items() if name != "train"}, dataset)
-    yield from unsuitable_words(dataset, statistics)
-
-
-def few_documents(counts: dict[str, int], dataset: Dataset) -> Iterator[str]:
-    """Yield a note if a split of a user's text has too few documents for an interval over documents."""
-    if min(counts.values(), default=FEW_DOCUMENTS) < FEW_DOCUMENTS:
-        few = ", ".join(f"{name} has {count} document{'s' * (count > 1)}" for name, count in counts.items())
+            if misread := split.get(kind):
+                lines = f"{sum(misread.values()):,} lines of {len(misread):,} documents"
+                yield f"{name}: {lines} (for instance {next(iter(misread))}) {problem}"
+    documents = {name: split["documents"] for name, split in statistics.items() if name != "train"}
+    if dataset.own and min(documents.values(), default=FEW_DOCUMENTS) < FEW_DOCUMENTS:
+        few = ", ".join(f"{name} has {count} document{'s' * (count > 1)}" for name, count in documents.items())
         yield (
             f"{few}: below {FEW_DOCUMENTS}, intervals are over parts of documents and do not say how results vary "
             f"between documents: {dataset.more_documents}"
         )
+    yield from unsuitable_words(dataset, statistics)
 
 
 def unsuitable_words(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> Iterator[str]:

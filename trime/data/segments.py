@@ -133,13 +133,7 @@ def with_context(
 
 
 def cut_lines(
-    split: Split,
-    offsets: np.ndarray,
-    eos: int,
-    block: int,
-    context: int = 0,
-    tokens: int | None = None,
-    sample: str = "starts",
+    split: Split, offsets: np.ndarray, eos: int, block: int, context: int = 0, tokens: int | None = None, sample: str = "starts"
 ) -> Segments:
     """Cut documents into segments of whole lines with at most ``block`` tokens (fairseq's sample-break-mode complete).
 

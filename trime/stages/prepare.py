@@ -126,7 +126,7 @@ class Prepare(PreparedText):
         """Return the vocabulary of the training split's symbols."""
         settings = self.config.vocabulary
         if self.learned:
-            counts = Counter(dict.fromkeys(self.learned.symbols(), 0))
+            counts = Counter(dict.fromkeys(sorted(self.learned.pieces.get_vocab()), 0))
             counts.update(symbol_counts(self.dataset))
             return Vocabulary.from_counts(counts, None, 0)
         return training_vocabulary(self.dataset, settings.max_size, settings.min_count, settings.fairseq)

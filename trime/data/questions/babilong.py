@@ -105,11 +105,11 @@ class Babilong:
 
     def stories(self, task: int, split: str) -> list[tuple[int, Story]]:
         """Return the numbered stories of a split."""
-        chosen = [
-            (number, story)
-            for number, story in enumerate(stories(self.task_file(task, split)))
-            if not self.once or mentions_people_once(story)
-        ]
+        chosen = []
+        for number, story in enumerate(stories(self.task_file(task, split))):
+            people = [fact.split()[0] for fact in story.facts]
+            if not self.once or all(people.count(people[fact]) == 1 for fact in story.supporting):
+                chosen.append((number, story))
         half = len(chosen) // 2
         return {"train": chosen, "valid": chosen[:half], "test": chosen[half:]}[split]
 
@@ -161,12 +161,6 @@ def stories(path: Path) -> Iterator[Story]:
         order = {fact: index for index, fact in enumerate(facts)}
         supporting = tuple(order[int(fact)] for fact in " ".join(rest[1:]).split())
         yield Story(tuple(facts.values()), question, rest[0], supporting)
-
-
-def mentions_people_once(story: Story) -> bool:
-    """Return True if each person that a supporting fact begins with begins no other fact."""
-    first = [fact.split()[0] for fact in story.facts]
-    return all(first.count(first[number]) == 1 for number in story.supporting)
 
 
 def cast_of(stories: list[Story]) -> Cast:
