@@ -198,7 +198,8 @@ def collate(
     batch = Batch(*(torch.from_numpy(each) for each in columns))
     if split.sources is None:
         return batch
-    sentences = [split.sources.document(number) if number >= 0 else [] for number in rows.document.tolist()]
+    none = split.tokens[:0]  # of a row without a segment
+    sentences = [split.sources.document(number) if number >= 0 else none for number in rows.document.tolist()]
     padded = np.full((len(index), max(1, max(map(len, sentences)))), special_ids.pad, np.int64)
     for i, sentence in enumerate(sentences):
         padded[i, : len(sentence)] = sentence
