@@ -99,20 +99,26 @@ class Published:
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
         """Return the micro-batches of an epoch: the batches of all ranks at each step, joined or one by one."""
-        lengths = segments.length
-        if self.order == "kept":
-            order = list(range(len(lengths)))
-        elif self.order == "shuffled":
-            order = np.lexsort((np.random.RandomState(self.seed).permutation(len(lengths)), lengths)).tolist()
-        else:
-            nearest = None if neighbours is None else neighbours[:, : self.k]
-            order = published_chain(neighbour_lists(nearest, len(lengths), self.string_ids), self.seed)
-        capacity = self.size // self.processes * int(lengths.max())  # tokens of a process's segments at their longest
-        batches = fill_batches(order, lengths, capacity, len(order), multiple=self.multiple)
+        batches = self.batches(self.segment_order(segments.length, neighbours), segments.length)
         steps = zip_longest(*self.distribute(batches, epoch + 1), fillvalue=())  # the published code counts epochs from 1
         if self.joined:
             return [list(chain.from_iterable(step)) for step in steps]
         return [list(batch) for step in steps for batch in step]
+
+    def segment_order(self, lengths: np.ndarray, neighbours: np.ndarray | None) -> list[int]:
+        """Return the segments in the order in which they are put into batches."""
+        if self.order == "kept":
+            return list(range(len(lengths)))
+        if self.order == "shuffled":
+            permutation = np.random.RandomState(self.seed).permutation(len(lengths))
+            return np.lexsort((permutation, lengths)).tolist()
+        nearest = None if neighbours is None else neighbours[:, : self.k]
+        return published_chain(neighbour_lists(nearest, len(lengths), self.string_ids), self.seed)
+
+    def batches(self, order: list[int], lengths: np.ndarray) -> list[list[int]]:
+        """Fill batches greedily up to the tokens of a process's segments at their maximum length."""
+        capacity = self.size // self.processes * int(lengths.max())
+        return fill_batches(order, lengths, capacity, len(order), multiple=self.multiple)
 
     def distribute(self, batches: list[list[int]], epoch: int) -> list[list[list[int]]]:
         """Return each process's batches of an epoch."""
