@@ -63,8 +63,9 @@ class PlannedLoader:
         first, self.step = self.step % max(1, self.steps), 0  # a pass to the end is followed by one from the start
         segments, epoch_start = self.segments, 0
         if self.text.sources is not None:  # pairs are planned by their longer side
-            longer = np.maximum(segments.length, self.text.sources.lengths[segments.document])
-            segments = segments._replace(length=longer)
+            document, offset, start, length, context = segments
+            longer = np.maximum(length, self.text.sources.lengths[document])
+            segments = Segments(document, offset, start, longer, context)
         for epoch in range(self.steps):
             plan = self.batching.plan(segments, epoch, self.neighbours)
             for number in range(max(first - epoch_start, 0), len(plan)):
