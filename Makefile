@@ -68,6 +68,7 @@ tables: install ## the papers' tables in small (SIZE=small, three seeds of the m
 	  evaluate.dataset.path=$$($(VENV)/bin/python -c 'import networkx; print(networkx.__path__[0])') $(ARGS)
 	for name in $(notdir $(basename $(wildcard conf/experiment/ablation/*.yaml))); do \
 	  $(RUN) experiment=ablation/$$name size=$(SIZE) report.name=$$name report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
+	for name in test_memory segment_length trained_for; do $(RUN) table=$$name size=$(SIZE) report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
 
 BENCHMARKS := objective step packing external datastore startup memorizing attendre mixture engines
 bench: install ## every claim of speed, side by side, into benchmarks/results (35 minutes on 2 cores)

@@ -2,7 +2,7 @@
 
 import sys
 
-from trime.run.command_line import main
+from trime.run.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

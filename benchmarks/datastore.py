@@ -66,7 +66,8 @@ def measure(options: argparse.Namespace) -> Measured:
 
 def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
     """Return rows and claims of building the datastore, beside the model alone and the forecast."""
-    store = Plan(make_config(options)).store
+    config = make_config(options)
+    store = Plan(config).store_of(config)
     assert isinstance(store, Encode)
     corpus, device = store.corpus.corpus(), device_of(store.config)
     network = open_network(store.model.path(), store.config)[0].to(device)

@@ -28,9 +28,7 @@ from trime.pipeline.processes import device_of
 from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
 from trime.run.runner import run
-from trime.stages.datastore import BuildIndex, uses_external
 from trime.stages.encode import read_windows
-from trime.stages.memories import Memories, Sources
 from trime.stages.scoring import build_scorer
 from trime.stages.tune import sample_queries
 
@@ -88,17 +86,15 @@ class Contestant:
     def __init__(self, config: DictConfig):
         self.config, plan = config, Plan(config)
         self.encoded, self.device = plan.valid, device_of(config)
-        rows = rows_of(config)
-        self.index = BuildIndex(config, plan.store, plan.run_parts) if uses_external(config) else None
+        self.index = next((memory.index for memory in plan.memories.datastores), None)
         if self.index:
             self.index.make()
-        sources = Sources(self.index, plan.stored_corpus, config.datastore.split, config.evaluate.bounded)
-        self.scorer = build_scorer(config, rows, Memories(config, rows, sources), self.encoded)
+        self.scorer = build_scorer(config, rows_of(config), plan.memories, self.encoded)
 
     def __call__(self) -> float:
         """Return the loss, the lowest of the grid."""
         sums = LossSums()
-        for window, (score,) in self.scorer.scores(read_windows(self.encoded.path(), self.device)):
+        for window, (score,) in self.scorer.score_rows(read_windows(self.encoded.path(), self.device)):
             sums.add(window, score)
         return float(sums.total.min()) / sums.tokens
 
@@ -127,7 +123,7 @@ def measure_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]
     config = make_config(options, keys, "stages=[prepare,pack,fit,encode]")
     run(config)
     without = {"none": Contestant(make_config(options, keys, "evaluate.rows=[{joint: [local, long]}]"))}
-    entries = Plan(config).store.read("encode.json")["tokens"]
+    entries = Plan(config).store_of(config).read("encode.json")["tokens"]
     kinds = {
         f"{kind} {factory}, {probe} cells" if factory else kind: Contestant(
             make_config(options, keys, f"index.factory={factory or 'null'}", f"index.nprobe={probe}")

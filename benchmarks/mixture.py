@@ -98,5 +98,5 @@ def fit_of(plan: Plan) -> dict[str, Any]:
 def score(plan: Plan, row: MixtureSpec | FittedMixtureSpec) -> None:
     """Score the encoded text once with a row."""
     scorer = build_scorer(plan.config, [row], plan.memories, plan.valid)
-    for _ in scorer.scores(read_windows(plan.valid.path(), device_of(plan.config))):
+    for _ in scorer.score_rows(read_windows(plan.valid.path(), device_of(plan.config))):
         pass

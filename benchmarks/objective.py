@@ -30,10 +30,10 @@ from trime.kernels.cpu import select_matmul
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import External, Local, Long, Visibility
 from trime.metrics import process_peak, reset_process_peak
-from trime.mixtures.joint import joint
+from trime.mixtures.joint import joint_log_prob
 from trime.models.layers.embeddings import AdaptiveInput
 from trime.models.layers.heads import AdaptiveSoftmax
-from trime.types import Contexts, Mass, TokenPosition
+from trime.types import Contexts, LogMass, TokenPosition
 
 SEGMENT, WORDS, CUTOFFS = 512, 50_000, [20_000]
 SIGHTS: dict[str, Visibility] = {"external": External(), "local": Local(), "long": Long()}
@@ -50,14 +50,14 @@ class Implementations:
         token = torch.from_numpy(np.minimum(np.random.default_rng(0).zipf(1.3, n), WORDS - 1)).to(device)
         order = torch.arange(n, device=device)
         self.contexts = Contexts(self.g, token, TokenPosition(order // (6 * SEGMENT), order // SEGMENT, order))
-        self.vocabulary = Mass(torch.zeros(n, device=device), torch.full((n,), 8.0, device=device))
+        self.vocabulary = LogMass(torch.zeros(n, device=device), torch.full((n,), 8.0, device=device))
         self.others = torch.full((n,), math.log(math.expm1(8.0)), device=device)  # the vocabulary's mass without the target's
         self.divisor = torch.tensor([math.sqrt(d)], device=device)
 
     def blockwise(self, sight: str = "external") -> Tensor:
         """Return the gradient by this project's implementation."""
         mass = blockwise_mass(self.contexts, self.contexts, SIGHTS[sight], self.divisor)
-        return self.gradient(-joint(self.vocabulary, [Mass(mass.target[0], mass.total[0])]))
+        return self.gradient(-joint_log_prob(self.vocabulary, [LogMass(mass.target[0], mass.total[0])]))
 
     def direct(self, sight: str = "external") -> Tensor:
         """Return the gradient by the published formulation."""

@@ -22,10 +22,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from trime.metrics import perplexity
 from trime.report import bootstrap
 from trime.report.bootstrap import Difference
-from trime.report.comparison_table import order_table
+from trime.report.comparison import order_table
 from trime.report.frontier import External, Point, frontier_points
 from trime.report.groups import Group, group_runs, split_by_mixture
-from trime.report.memories import memory_contribution
+from trime.report.run_result import ScoredRun, run_from_json, scored_runs
+from trime.report.tables import memory_contribution
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES, RESULTS = ROOT / "docs" / "templates", ROOT / "benchmarks" / "results"
@@ -47,10 +48,15 @@ class Results:
     index: int = -1
 
     @property
-    def group(self) -> Group:
+    def cut(self) -> list[dict[str, Any]]:
         """Return the runs with the row as their last one, which is the one that reports compare."""
         stop = self.index + 1 or None
-        return Group([run | {"metrics": {split: rows[:stop] for split, rows in run["metrics"].items()}} for run in self.kept])
+        return [run | {"metrics": {split: rows[:stop] for split, rows in run["metrics"].items()}} for run in self.kept]
+
+    @property
+    def group(self) -> Group:
+        """Return the runs as one group of a report."""
+        return Group(scored_runs(map(run_from_json, self.cut)))
 
     @property
     def papers(self) -> Results:
@@ -94,7 +100,7 @@ class Results:
     def __getitem__(self, path: str) -> Any:
         """Return what lies under keys, as ``train.updates``: ``row`` is the row on test, ``dev`` that on valid."""
         values = []
-        for run in self.group.runs:
+        for run in self.cut:
             splits = [run["metrics"].get(split, [None])[-1] for split in ("test", "valid")]
             part: Any = run | {"row": splits[0] or splits[1], "dev": splits[1]}
             for key in path.split("."):
@@ -105,12 +111,12 @@ class Results:
     @property
     def search(self) -> str:
         """Return how the row's entries were searched; nothing where none are."""
-        kind = self.group.row.get("search") or ""
+        kind = self.group.row.search or ""
         return f"{kind}, recall {self['datastore.recall']:.2f}" if kind == "approximate" else kind
 
     def contribution(self, memory: str) -> tuple[float, Difference]:
         """Return the perplexity on test of a fitted mixture without one of its memories, and the change with it."""
-        return memory_contribution([*self.kept], memory)
+        return memory_contribution(scored_runs(map(run_from_json, self.kept)), memory)
 
 
 @dataclass(frozen=True)
@@ -140,10 +146,15 @@ class Folder:
         """Return all results in the folder."""
         return [read(path) for path in sorted((RESULTS / self.name).rglob("*.json"))]
 
+    @property
+    def scored(self) -> list[ScoredRun]:
+        """Return the results of all runs in the folder, which holds nothing else, as reports read them."""
+        return scored_runs(map(run_from_json, self.runs))
+
     def order(self, title: str) -> str:
         """Return how many pairs of rows have the order of a set of published results, whose title begins with ``title``."""
         sets = {name: rows for name, rows in published_sets().items() if name.startswith(title)}
-        verdicts = Counter(line[-1] for line in order_table(group_runs(split_by_mixture(self.runs)), sets)[1])
+        verdicts = Counter(line[-1] for line in order_table(group_runs(split_by_mixture(self.scored)), sets)[1])
         agree, none, other = (verdicts[verdict] for verdict in ("agrees", "no difference shown", "disagrees"))
         agreeing = f"{agree} of the paper's {verdicts.total()} pairs have its order"
         return f"{agreeing}, {other} the opposite, and for {none} no difference is shown"
@@ -151,14 +162,14 @@ class Folder:
     def point(self, memories: str, index: str = "", k: int = 0, keys: str = "") -> Point:
         """Return the point of a frontier with some memories, as ``local + long``, an index, K and precision of keys."""
         external = External(index, k, keys) if index else None
-        (found,) = [point for point in frontier_points(self.runs) if (point.names, point.external) == (memories, external)]
+        (found,) = [point for point in frontier_points(self.scored) if (point.names, point.external) == (memories, external)]
         return found
 
 
 @cache
 def published_sets() -> dict[str, dict[str, list[float]]]:
     """Return every set of published results in conf/, by its title: dev and test, or test alone, by the experiment's name."""
-    files = sorted((ROOT / "conf" / "published").glob("*.yaml"))
+    files = sorted((ROOT / "conf").glob("published*.yaml"))
     return {title: rows for path in files for title, rows in read(path).items()}
 
 

@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace) -> Measured:
     """Run the probes, and forecast the costs of the sizes that are asked for."""
     probes, sizes, checks = (sizes_of(words) for words in (options.probes, options.tokens, options.check))
     config = compose_config(*options.overrides)
-    if build_plan(config).index is None:
+    if not build_plan(config).memories.datastores:
         raise UserError("this experiment has no datastore: choose one with an external memory, as trime_ext")
     runs = [made(small_run(config, entries, sizes[-1], options.updates)) for entries in probes]
     kinds = [by_kind(run) for run in runs]

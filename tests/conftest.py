@@ -21,7 +21,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trime.config.folder import CONF  # with the schema, which Hydra composes
+import trime.config.register  # noqa: F401  the schema, which Hydra composes
+from trime.config.folder import CONF
 from trime.io import replacing
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from trime.eviction.score_transform import Raw
 from trime.memory.evicting import EvictingTokenMemory
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.in_batch import InBatch
-from trime.types import Contexts, Mass
+from trime.types import Contexts, LogMass
 
 MEMORIES = sorted(path.stem for path in (ROOT / "conf" / "memory").glob("*.yaml") if path.stem != "none")
 DIVISOR = torch.tensor([1.0], dtype=torch.float64)
@@ -65,7 +65,7 @@ def test_recent_holds_no_more_than_its_capacity_and_forgets_the_oldest(sizes: li
         assert memory.contexts.positions.position[-1] == start + 3
         assert (memory.contexts.positions.position.diff() == 1).all()
     memory.reset()
-    empty: Mass = memory.mass(written.take(slice(0, 2)), DIVISOR)
+    empty: LogMass = memory.mass(written.take(slice(0, 2)), DIVISOR)
     assert empty.total.shape == (len(sizes), 1, 2) and empty.total.isinf().all()
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.results import made, scored
 from trime.errors import UserError
 from trime.evaluation.loss_sums import LossSums
 from trime.io import checksum_of, to_json, write_json
 from trime.report.results import read_run, write_results
+from trime.report.run_result import ScoredRun
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -20,17 +22,18 @@ def test_a_number_that_is_not_finite_is_named_and_not_written(value: float, tmp_
     file = tmp_path / "rows.json"
     with pytest.raises(UserError, match=rf"rows.json: 1.tuned.loss is {value}"):
         write_json(file, [{"loss": 1.0}, {"tuned": {"loss": value}}])
-    with pytest.raises(UserError, match=rf"results.json: test.0 is {value}"):
-        write_results(tmp_path / "results.json", {"test": (value, 1.0)})
+    with pytest.raises(UserError, match=rf"results.json: tuned.k is {value}"):
+        write_results(tmp_path / "results.json", scored(made("trime", 0, [1.0]) | {"tuned": {"k": value}}))
     with pytest.raises(UserError, match="loss"):
         to_json({"loss": value}, file, indent=None)
     assert not [*tmp_path.iterdir()]
 
 
 def test_results_of_older_versions_may_hold_nan(tmp_path: Path) -> None:
-    content = {"name": "old", "seed": 0, "metrics": {"test": [{"loss": math.nan}]}}
+    content = made("old", 0, [math.nan])
     (tmp_path / "results.json").write_text(json.dumps(content | {"checksum": checksum_of(content)}))
-    assert math.isnan(read_run(tmp_path / "results.json")["metrics"]["test"][0]["loss"])
+    read = read_run(tmp_path / "results.json")
+    assert isinstance(read, ScoredRun) and math.isnan(read.row.loss)
 
 
 def test_a_loss_that_is_nan_is_refused_where_it_is_summed() -> None:

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
+from tests.conftest import composed
 from tests.helpers.laws import ROWS, VISIBILITIES, WORDS, contexts, direct_mass, eq5
 from trime.data.batching.policies import generator, greedy_chain
-from trime.evaluation.mixture_spec import parse_row
 from trime.memory.drawn import Drawn
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.in_batch import InBatch, local_draw
@@ -27,13 +26,13 @@ from trime.memory.visibility import (
     Others,
     SameDocument,
 )
-from trime.mixtures.interpolate import interpolate
-from trime.mixtures.joint import joint, memory_share, union
-from trime.types import Contexts, Mass
+from trime.mixtures.joint import interpolate, joint_log_prob, memory_share, pool_masses
+from trime.pipeline.rows import parse_row
+from trime.types import Contexts, LogMass
 
 
-def plain_mass(logits: Tensor, token: Tensor) -> Mass:
-    return Mass(logits.gather(1, token[:, None]).squeeze(1), logits.logsumexp(1))
+def plain_mass(logits: Tensor, token: Tensor) -> LogMass:
+    return LogMass(logits.gather(1, token[:, None]).squeeze(1), logits.logsumexp(1))
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=lambda v: type(v).__name__)
@@ -47,7 +46,7 @@ def test_eq_5_and_6(visibility: object, block: int, tau: float) -> None:
     for word in range(WORDS):  # each word as the target, so that all of the distribution is compared
         query = batch._replace(token=torch.full_like(batch.token, word))
         found = blockwise_mass(query, batch, visibility, torch.tensor([divisor], dtype=torch.float64), block)
-        result = joint(plain_mass(logits, query.token), [Mass(found.target[0], found.total[0])])
+        result = joint_log_prob(plain_mass(logits, query.token), [LogMass(found.target[0], found.total[0])])
         assert (result.exp() - expected[:, word]).abs().max() < 1e-12
 
 
@@ -58,11 +57,11 @@ def test_several_memories_share_one_softmax() -> None:
     divisor = torch.tensor([1.7, 0.4], dtype=torch.float64)
     parts = [blockwise_mass(query, memory, Everything(), divisor) for memory in (first, second)]
     whole = blockwise_mass(query, Contexts.concat([first, second]), Everything(), divisor)
-    assert torch.allclose(union(parts).target, whole.target)
-    assert torch.allclose(union(parts).total, whole.total)
+    assert torch.allclose(pool_masses(parts).target, whole.target)
+    assert torch.allclose(pool_masses(parts).total, whole.total)
     logits = torch.randn(9, WORDS, dtype=torch.float64)
     vocabulary = plain_mass(logits, query.token)
-    assert torch.allclose(joint(vocabulary, parts), joint(vocabulary, [whole]))
+    assert torch.allclose(joint_log_prob(vocabulary, parts), joint_log_prob(vocabulary, [whole]))
 
 
 def test_eq_8_and_9() -> None:
@@ -72,7 +71,7 @@ def test_eq_8_and_9() -> None:
     for word in range(WORDS):
         asked = query._replace(token=torch.full_like(query.token, word))
         found = blockwise_mass(asked, memory, Everything(), torch.tensor([tau * math.sqrt(6)], dtype=torch.float64))
-        mixed = interpolate(base[:, word], Mass(found.target[0], found.total[0]), share)
+        mixed = interpolate(base[:, word], LogMass(found.target[0], found.total[0]), share)
         for i in range(4):
             weights = [math.exp(float(query.g[i] @ key) / (tau * math.sqrt(6))) for key in memory.g]
             inside = sum(w for w, token in zip(weights, memory.token.tolist(), strict=True) if token == word)
@@ -87,17 +86,16 @@ def test_eq_8_interpolates_over_the_datastore_or_over_every_memory() -> None:
     token = {name: torch.randint(4, (6,), generator=rng) for name in similarity}
     logits, target, tau, own, share = torch.randn(4, generator=rng).double(), 2, 1.3, 0.7, 0.25
 
-    def masses(name: str) -> Mass:
+    def masses(name: str) -> LogMass:
         scores = torch.stack([similarity[name] / tau, similarity[name] / own])
         hit = scores.masked_fill(token[name] != target, -math.inf)
-        return Mass(hit.logsumexp(1)[None, :, None], scores.logsumexp(1)[None, :, None])
+        return LogMass(hit.logsumexp(1)[None, :, None], scores.logsumexp(1)[None, :, None])
 
-    grid = OmegaConf.create(
-        {"temperature": [tau], "interpolation_temperature": [own], "interpolation_share": [share], "memory_size": [6]}
-    )
+    grid = [f"tune.temperature=[{tau}]", f"tune.interpolation_temperature=[{own}]", f"tune.interpolation_share=[{share}]"]
+    config = composed("experiment=trime_ext", *grid, "tune.memory_size=[6]")
     for word, names in (("datastore", ["external"]), ("all", [*similarity])):
-        row = parse_row({"joint": [*similarity], "interpolate": [word]}, grid, (*similarity, "external"))
-        score = row.score(Mass(logits[target, None], logits.logsumexp(0)[None]), {name: masses(name) for name in similarity})
+        row = parse_row({"joint": [*similarity], "interpolate": [word]}, config)
+        score = row.score(LogMass(logits[target, None], logits.logsumexp(0)[None]), {name: masses(name) for name in similarity})
         every = sum(float((similarity[name] / own).exp().sum()) for name in names)
         hits = sum(float((similarity[name] / own).exp()[token[name] == target].sum()) for name in names)
         whole = float(logits.exp().sum()) + sum(float((s / tau).exp().sum()) for s in similarity.values())
@@ -115,8 +113,8 @@ def test_every_mixture_sums_to_one_with_empty_memories_too() -> None:
     for word in range(WORDS):
         query = batch._replace(token=torch.full_like(batch.token, word))
         found = blockwise_mass(query, batch, Local(), divisor)
-        memory, vocabulary = Mass(found.target[0], found.total[0]), plain_mass(logits, query.token)
-        joined += joint(vocabulary, [memory]).exp()
+        memory, vocabulary = LogMass(found.target[0], found.total[0]), plain_mass(logits, query.token)
+        joined += joint_log_prob(vocabulary, [memory]).exp()
         mixed += interpolate(vocabulary.target - vocabulary.total, memory, 0.4).exp()
     assert torch.allclose(joined, torch.ones_like(joined), atol=1e-13)
     assert torch.allclose(mixed, torch.ones_like(mixed), atol=1e-13)
@@ -125,9 +123,9 @@ def test_every_mixture_sums_to_one_with_empty_memories_too() -> None:
 
 def test_interpolation_with_an_empty_memory_or_no_share_is_the_base() -> None:
     base = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
-    nothing = Mass(torch.full((3,), -math.inf).double(), torch.full((3,), -math.inf).double())
+    nothing = LogMass(torch.full((3,), -math.inf).double(), torch.full((3,), -math.inf).double())
     assert torch.equal(interpolate(base, nothing, 0.5), base)
-    some = Mass(torch.tensor([-math.inf, -1.0, 0.0]).double(), torch.zeros(3).double())
+    some = LogMass(torch.tensor([-math.inf, -1.0, 0.0]).double(), torch.zeros(3).double())
     assert torch.allclose(interpolate(base, some, 1e-12), base, atol=1e-10)
 
 
@@ -138,7 +136,7 @@ def test_blockwise_is_direct_with_gradients(visibility: object, block: int) -> N
     divisor = torch.tensor([0.7, 2.0], dtype=torch.float64)
     weights = torch.randn(2, 2, len(query.token), dtype=torch.float64)
 
-    def loss(mass: Mass) -> Tensor:
+    def loss(mass: LogMass) -> Tensor:
         parts = [
             torch.where(part.isinf(), 0, part) * weight for part, weight in zip((mass.target, mass.total), weights, strict=True)
         ]
@@ -173,7 +171,7 @@ def test_reading_segments_with_recent_is_one_batch_with_long(overlap: int) -> No
             query = window.take(slice(start - low, None))
             local = blockwise_mass(query, window, Local(), divisor)
             memory = recent.mass(query, divisor, overlap=start - low)
-            found.append(union([Mass(local.target[None], local.total[None]), memory]))
+            found.append(pool_masses([LogMass(local.target[None], local.total[None]), memory]))
             recent.write(query, keep_extra=4 + overlap)
     assert torch.allclose(torch.cat([part.target[0] for part in found], 1), expected.target)
     assert torch.allclose(torch.cat([part.total[0] for part in found], 1), expected.total)
@@ -193,7 +191,7 @@ def test_nested_sizes_are_memories_of_each_size() -> None:
 
 
 def test_memory_share_is_the_probability_that_memory_gives() -> None:
-    vocabulary, memory = Mass(torch.tensor([0.0]), torch.tensor([1.0])), Mass(torch.tensor([0.5]), torch.tensor([2.0]))
+    vocabulary, memory = LogMass(torch.tensor([0.0]), torch.tensor([1.0])), LogMass(torch.tensor([0.5]), torch.tensor([2.0]))
     assert math.isclose(float(memory_share(vocabulary, [memory])), math.e**2 / (math.e + math.e**2), rel_tol=1e-6)
 
 
@@ -279,18 +277,18 @@ def test_a_gate_sets_the_memories_share() -> None:
     torch.manual_seed(0)
     vocabulary = plain_mass(torch.randn(9, WORDS, dtype=torch.float64), torch.randint(WORDS, (9,)))
     target = torch.randn(2, 9, dtype=torch.float64)
-    found = [Mass(own, own + torch.rand(9)) for own in target]
+    found = [LogMass(own, own + torch.rand(9)) for own in target]
     found[0].target[2] = found[0].total[2] = found[1].target[2] = found[1].total[2] = -math.inf
     found[0].target[3] = -math.inf  # there are memories, none of them of the target
     gate = torch.randn(9, dtype=torch.float64, requires_grad=True)
     gated, share = replace(vocabulary, gate=gate), gate.sigmoid() * (torch.arange(9) != 2)
-    inside = (union(found).target - union(found).total).exp().nan_to_num(0)
+    inside = (pool_masses(found).target - pool_masses(found).total).exp().nan_to_num(0)
     expected = (1 - share) * (vocabulary.target - vocabulary.total).exp() + share * inside
-    result = joint(gated, found)
+    result = joint_log_prob(gated, found)
     assert torch.allclose(result.exp(), expected) and torch.allclose(memory_share(gated, found), share)
     result.sum().backward()
     assert gate.grad is not None and gate.grad.isfinite().all() and gate.grad[2] == 0
-    assert torch.allclose(joint(gated, []), joint(vocabulary, []))
-    alone = Mass(found[0].target.clone().requires_grad_(), found[0].total.clone().requires_grad_())
-    joint(gated, [alone]).sum().backward()
+    assert torch.allclose(joint_log_prob(gated, []), joint_log_prob(vocabulary, []))
+    alone = LogMass(found[0].target.clone().requires_grad_(), found[0].total.clone().requires_grad_())
+    joint_log_prob(gated, [alone]).sum().backward()
     assert all(own.grad is not None and own.grad.isfinite().all() for own in (alone.target, alone.total))

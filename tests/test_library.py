@@ -81,7 +81,7 @@ def test_the_wheel_holds_the_configuration_and_the_command(tmp_path: Path) -> No
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-1500:]
     names = (tmp_path / "installed" / f"trime-{trime.__version__}.dist-info" / "entry_points.txt").read_text()
-    assert "trime = trime.run.command_line:main" in names and (tmp_path / "data" / "prepared").is_dir()
+    assert "trime = trime.run.main:main" in names and (tmp_path / "data" / "prepared").is_dir()
 
 
 @pytest.mark.slow

@@ -43,19 +43,21 @@ BELOW = {
     "models.pretrained": "errors types choices eviction memory models.layers models.attendre models.attention_trace",
     "evaluation": "errors checks types metrics data memory mixtures models",
     "tasks": "errors checks types io metrics quantities memory mixtures models",
-    "pipeline": "errors config types io urls progress data evaluation memory models tasks",
+    "pipeline": "errors choices config types io urls progress data evaluation memory models tasks",
     "stages": (
         "errors config types io urls progress metrics data eviction memory models mixtures optim evaluation tasks pipeline"
     ),
     "plan": "errors types io urls kernels data memory pipeline stages",
-    "report": "errors types io urls metrics",
-    "report.figures": "io metrics report.tables report.groups report.texts report.bootstrap",
+    "report": "errors types io metrics",
     "inspection": (
         "errors config types io urls progress metrics quantities data evaluation memory models pipeline stages plan report"
     ),
     "bundle": "errors checks config types io urls progress data evaluation pipeline stages plan report inspection",
     "harness": "errors bundle",
-    "run": ("errors config types io urls metrics kernels data evaluation models pipeline stages plan report inspection bundle"),
+    "run": (
+        "errors choices config types io urls metrics kernels data evaluation memory models pipeline stages plan report "
+        "inspection bundle"
+    ),
 }
 ONLY_IN = {
     "faiss": {

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from trime.memory.visibility import External, Local, Long, Others
     from trime.mixtures.adaptive import Adaptive
     from trime.mixtures.calibrated import Calibrated
-    from trime.mixtures.interpolate import interpolate
-    from trime.mixtures.joint import joint
+    from trime.mixtures.joint import interpolate, joint_log_prob
     from trime.models.pretrained.evicting_cache import EvictingCache
     from trime.tasks.trime_loss import trime_loss
 
@@ -76,7 +75,7 @@ __all__ = [
     "Softmax",
     "Window",
     "interpolate",
-    "joint",
+    "joint_log_prob",
     "load",
     "trime_loss",
     "window_of",
@@ -116,8 +115,8 @@ DEFINED_IN = {
     "SnapKV": "trime.eviction.snapkv",
     "Softmax": "trime.eviction.score_transform",
     "Window": "trime.memory.base",
-    "interpolate": "trime.mixtures.interpolate",
-    "joint": "trime.mixtures.joint",
+    "interpolate": "trime.mixtures.joint",
+    "joint_log_prob": "trime.mixtures.joint",
     "load": "trime.bundle.loaded_model",
     "trime_loss": "trime.tasks.trime_loss",
     "window_of": "trime.evaluation.memory_mixture",

@@ -81,7 +81,7 @@ class Encoding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mass:
+class LogMass:
     """Unnormalised log-mass of the target and of all tokens; leading axes broadcast (sizes, temperatures).
 
     ``gate``, of a vocabulary's mass only: learned log-odds of the memories' share, where the model has a gate.
@@ -150,7 +150,7 @@ __all__ = [
     "Encoding",
     "Float",
     "Int",
-    "Mass",
+    "LogMass",
     "Ranking",
     "Tensor",
     "TokenPosition",

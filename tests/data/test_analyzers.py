@@ -72,7 +72,7 @@ def nearest_lines(folder: Path, analyzer: str, tiny: Callable[..., DictConfig], 
     for artefact in [*plan.made_by("prepare"), *plan.made_by("pack")]:
         artefact.make()
     assert plan.pack is not None
-    return plan.pack.neighbours()[:, 0].tolist()
+    return plan.pack.table()[:, 0].tolist()
 
 
 def test_neighbours_by_analyzer(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:

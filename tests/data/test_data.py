@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests.conftest import SHARED
-from trime.choices import EXCLUDED
 from trime.data import bm25
 from trime.data.batching.policies import BM25, Alternating, Consecutive, Shuffled, Streams
 from trime.data.batching.published import Published
@@ -27,7 +27,7 @@ from trime.data.datasets.folder import Folder
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.data.datasets.wikitext import WikiText
 from trime.data.module import PlannedLoader, WindowLoader
-from trime.data.neighbours import NEAR, Fast, Reference, excluded_ranges
+from trime.data.neighbours import NEAR, Exclude, Fast, Reference, excluded_ranges
 from trime.data.parallel.folder import ParallelFolder
 from trime.data.segments import Segments, allocate_tokens, collate, cut, cut_lines, parse_token_count
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
@@ -433,7 +433,7 @@ def test_reference_backend_agrees_on_a_clear_case_and_drops_the_query_only() -> 
         assert all(query not in row for query, row in zip([0, 1, 3], neighbours, strict=True))
 
 
-@pytest.mark.parametrize("exclude", EXCLUDED)
+@pytest.mark.parametrize("exclude", get_args(Exclude))
 def test_neighbours_leave_out_what_is_excluded(exclude: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best remaining segments are found: of other documents, or without near copies."""
     monkeypatch.setattr(bm25, "ROWS", 7)

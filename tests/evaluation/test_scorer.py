@@ -12,7 +12,7 @@ from trime.evaluation import scorer
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.memory.base import Entries, Memory, Window
-from trime.types import Contexts, Mass, Tensor, TokenPosition
+from trime.types import Contexts, LogMass, Tensor, TokenPosition
 
 
 class Elsewhere(Memory):
@@ -28,9 +28,9 @@ class Elsewhere(Memory):
         self.events.append(f"ask {' '.join(names)}")
         return lambda: self.events.append(f"wait {' '.join(names)}") or names  # type: ignore[func-returns-value]
 
-    def mass(self, window: Window, divisor: Tensor, prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Tensor, prefetched: Any = None) -> LogMass:
         self.events.append(f"use {prefetched}")
-        return Mass(*(torch.zeros(1, len(divisor), len(window.query.token)) for _ in range(2)))
+        return LogMass(*(torch.zeros(1, len(divisor), len(window.query.token)) for _ in range(2)))
 
     def entries(self, window: Window) -> Entries:
         raise NotImplementedError
@@ -40,14 +40,14 @@ def window(number: int, size: int = 2) -> Window:
     """Return a window whose tokens are its number."""
     token = torch.full((size,), number)
     positions = TokenPosition(torch.zeros(size).long(), token, torch.arange(size) + size * number)
-    return Window(Contexts(torch.zeros(size, 3), token, positions), 0, Mass(torch.zeros(size), torch.zeros(size)))
+    return Window(Contexts(torch.zeros(size, 3), token, positions), 0, LogMass(torch.zeros(size), torch.zeros(size)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 5])
 def test_the_next_windows_are_searched_while_these_are_scored(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scorer, "PREFETCHED_QUERIES", 4)  # two windows
     memory = Elsewhere()
-    scored = Scorer([MixtureSpec(("elsewhere",), ())], {"elsewhere": memory}, False).masses(map(window, range(count)))
+    scored = Scorer([MixtureSpec(("elsewhere",), ())], {"elsewhere": memory}, False).query(map(window, range(count)))
     assert [int(read.contexts.token[0]) for read, _ in scored] == [*range(count)]
     expected = {
         0: [],

@@ -120,4 +120,4 @@ def scorer(case: dict, folder: Path, rescore: bool = False) -> Scorer:
         store, metric = datastore(folder, case["datastore"]), case["faiss"]
         nearest = KNNMemory(store, ExactSearch(store.keys.blocks, metric, 700), case["k"], metric, rescore)
         memories["external"] = ExternalMemory(nearest)
-    return Scorer([row], memories, scaled, jumps_clear=True)
+    return Scorer([row], memories, scaled, reset_on_gap=True)

@@ -27,7 +27,7 @@ from trime.memory.long import LongMemory
 )
 def test_scored_tokens(name: str, rescore: bool, tmp_path: Path) -> None:
     case, vectors = CASES[name], arrays(f"eval/{name}.npz")
-    pairs = list(scorer(case, tmp_path, rescore).scores(encoded(case)))
+    pairs = list(scorer(case, tmp_path, rescore).score_rows(encoded(case)))
     scores = torch.cat([score.flatten() for _, (score,) in pairs])
     expected, first = torch.as_tensor(vectors["logp"]), 1 if "li" in case["flags"] else 0  # li: position 0 is not compared
     assert len(scores) == case["tokens_scored"]
@@ -46,7 +46,7 @@ def test_what_the_long_memory_holds(name: str, tmp_path: Path) -> None:
     long = case_scorer.memories["long"]
     assert isinstance(long, LongMemory) and isinstance(long.memory, FifoTokenMemory)
     recent, size = long.memory, long.sizes[-1]
-    for number, (trace, (_, _)) in enumerate(zip(traced, case_scorer.scores(encoded(case)), strict=True)):
+    for number, (trace, (_, _)) in enumerate(zip(traced, case_scorer.score_rows(encoded(case)), strict=True)):
         before = [] if recent.contexts is None else recent.contexts.token.tolist()
         if number and not before:
             cleared.append(number)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,14 +17,15 @@ from tests.conftest import composed, experiment
 from tests.golden.published import parametrized
 from tests.golden.runs import overrides
 from tests.golden.scored import CASES
-from trime.config.reproduce import reproduced_rows
-from trime.inspection.ledger import Cell, cells_of, ledger_page, published_cell, row_cells, write_ledger
+from tests.helpers.results import answered
+from trime.inspection.ledger import Cell, cells_of, ledger_page, published_cell, reproductions, row_cells, write_ledger
 from trime.inspection.published import PublishedCell, published_cells
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.visibility import Local, same
 from trime.pipeline.config_hash import config_hash
 from trime.pipeline.pretrained import reading_config
 from trime.report.results import results_in
+from trime.report.run_result import RunResult, run_from_json
 from trime.run.runner import run
 from trime.types import TokenPosition
 
@@ -37,7 +37,7 @@ LOCAL = [
 LONG = [name for name in LOCAL if "--use-long" in CASES[name]["flags"] and not CASES[name]["mem_cleared_at"]]
 
 
-@pytest.mark.parametrize("name", reproduced_rows())
+@pytest.mark.parametrize("name", reproductions())
 def test_a_reproduction_states_its_results(name: str) -> None:
     """Its configuration composes at paper scale, and no other has its hash but the one that shares its settings."""
     config = experiment(name)
@@ -45,17 +45,16 @@ def test_a_reproduction_states_its_results(name: str) -> None:
     assert config.evaluate.tokens is None
     assert config.task == "translation" or (not config.evaluate.bounded and config.long.across_documents)
     cells = cells_of(name, config, [])
-    assert [replace(cell, config_hash="") for cell in cells] == row_cells(name, reproduced_rows()[name], [])
+    assert [replace(cell, config_hash="") for cell in cells] == row_cells(name, reproductions()[name], [])
     for cell in cells:
         assert cell.state == "not run" and cell.target > 0
         assert (cell.tolerance is None) == cell.column.startswith("speed")
         assert cell.tolerance is None or 0 < cell.tolerance <= max(0.5, 0.04 * cell.target)
-    assert reproduced_rows()[name].help_text().endswith(".")
 
 
 def test_every_cell_of_the_tables_is_there() -> None:
     """As many cells as the papers' tables have results of these systems, twice where the script trains otherwise."""
-    cells = [cell for name, row in reproduced_rows().items() for cell in row_cells(name, row, [])]
+    cells = [cell for name, expected in reproductions().items() for cell in row_cells(name, expected, [])]
     counts: dict[str, int] = {}
     for cell in [*cells, *published_cells()]:
         counts[cell.table] = counts.get(cell.table, 0) + 1
@@ -135,15 +134,20 @@ def test_a_run_of_a_published_model_decides_its_cell() -> None:
     cells = {(cell.table, cell.row, cell.column): cell for cell in published_cells()}
     ours = cells["Attendre Table 5", "M = 512, N = 256", "LRAsum"]
     name = config_hash(composed(*ours.overrides, "questions.path=/somewhere", "answering.batch_size=2", "logger=none"))
-    described = {"name": "attendre_table5_waiting", "config_hash": name}
-    runs: list[dict[str, Any]] = [described | {"metrics": {"valid": [{"exact_match": value}]}} for value in (0.1, 0.5339)]
+    runs = [published_run("attendre_table5_waiting", name, share) for share in (0.1, 0.5339)]
     states = [published_cell(ours, candidates).state for candidates in (runs, runs[:1], [])]
     assert states == ["ok", "off", "not run"]
     assert published_cell(cells["Attendre Table 5", "M = 512, N = 256", "LRAmax"], runs).state == "not run"
     assert config_hash(composed(*ours.overrides, "model.name=google/flan-t5-xl")) != name
     theirs = cells["Attendre Table 3", "M = 512, N = 256", "LRAsum"]
-    runs[0] |= {"name": "attendre_table3_waiting", "config_hash": config_hash(composed(*theirs.overrides))}
+    runs[0] = published_run("attendre_table3_waiting", config_hash(composed(*theirs.overrides)), 0.1)
     assert published_cell(theirs, runs).state == "not run"
+
+
+def published_run(name: str, hash: str, share: float) -> RunResult:
+    """Return the results of an experiment that answered this share of the questions of valid."""
+    content = answered("fifo", 512, share)
+    return run_from_json(content | {"name": name, "config_hash": hash, "metrics": {"valid": content["metrics"]["test"]}})
 
 
 def test_what_the_hash_depends_on() -> None:
@@ -204,18 +208,12 @@ def test_a_planted_off_by_one_turns_a_cell_red(
 ) -> None:
     case = CASES[name]
     perplexity = 2 ** case["loss_base2"]
-    cell = {
-        "table": "vectors",
-        "row": name,
-        "column": "dev",
-        "value": perplexity,
-        "tolerance": 2e-4 * perplexity,
-        "split": "valid",
-    }
+    shared = {"table": "vectors", "tolerance": 2e-4 * perplexity, "split": "valid"}
+    expected = {"row": name, "shared": shared, "columns": {"dev": {}}, "cells": {"dev": perplexity}}
 
     def states(outputs: Path) -> list[str]:
         config = tiny(*overrides(case), f"paths.outputs={outputs}", "name=vectors")
-        OmegaConf.update(config, "expected", [cell])
+        OmegaConf.update(config, "expected", expected)
         assert [found.state for found in cells_of(name, config, results_in([outputs]))] == ["not run"]
         run(config)
         return [found.state for found in cells_of(name, config, results_in([outputs]))]

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import ROOT, composed
 from tests.conftest import experiment as composed_once
-from trime.config.reproduce import reproduced_rows
+from trime.inspection.ledger import reproductions
 from trime.io import plain
 
 COMMANDS = json.loads((ROOT / "tests" / "published_commands.json").read_text())
@@ -29,9 +29,8 @@ Flags = dict[str, Any]
 
 def deviations(experiment: str) -> set[str]:
     """Return the flags that a row, or the file of what all commands have in common, names as deviations."""
-    row = reproduced_rows()[experiment]
-    texts = [f"# Deviation {text}" for text in row.deviations]
-    if "reproduce/commands" in [*row.extends, *" ".join(row.deviations).split()]:
+    texts = [f"# Deviation {text}" for text in reproductions()[experiment]["deviations"].values()]
+    if "reproduce/commands" in (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text():
         texts.append((ROOT / "conf" / "experiment" / "reproduce" / "commands.yaml").read_text())
     named = re.findall(r"^# Deviation \(([^)]*)\):", "\n".join(texts), re.MULTILINE)
     return {flag.strip().removeprefix("--") for names in named for flag in names.split(",")}
@@ -268,11 +267,11 @@ def test_an_evaluation_command(name: str) -> None:
 
 def test_released_checkpoints_are_all_evaluated() -> None:
     found = {released_of(entry["section"]) for entry in EVALUATIONS.values()}
-    trime = {name for name in reproduced_rows() if name.startswith("reproduce/released/trime") and "_mt" not in name}
+    trime = {name for name in reproductions() if name.startswith("reproduce/released/trime") and "_mt" not in name}
     assert found == trime
 
 
-@pytest.mark.parametrize("experiment", reproduced_rows())
+@pytest.mark.parametrize("experiment", reproductions())
 def test_short_segments_are_evaluated_with_context(experiment: str) -> None:
     """Blocks of 64 or 80 tokens are fixed cuts of the stream: as whole lines most tokens would have no context."""
     config = composed_once(experiment)

@@ -10,8 +10,8 @@ import torch
 from tests.golden.published import PAD, arrays, index, parametrized
 from trime.memory.in_batch_nearest import NearestInBatch
 from trime.memory.visibility import Others
-from trime.mixtures.joint import joint
-from trime.types import Contexts, Mass, TokenPosition
+from trime.mixtures.joint import joint_log_prob
+from trime.types import Contexts, LogMass, TokenPosition
 
 CASES = index("misc/mt_loss.json")
 
@@ -30,12 +30,14 @@ def test_loss(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     order = torch.arange(int(is_token.sum()))
     contexts = Contexts(x[is_token], target[is_token], TokenPosition(order * 0, sentence[is_token], order))
     logits = contexts.g @ words.T
-    vocabulary = Mass(logits.gather(1, contexts.token[:, None]).squeeze(1), logits.logsumexp(1))
+    vocabulary = LogMass(logits.gather(1, contexts.token[:, None]).squeeze(1), logits.logsumexp(1))
     memory = NearestInBatch(Others(), case["topk_mem"], case["temp"], case["dist"])
     divisor = torch.tensor([math.sqrt(x.shape[-1])], dtype=torch.float64)
     mass = memory.mass(contexts, contexts, divisor)
     plain = name.startswith("ce")  # the warm-up phase, which only its name distinguishes
-    scores = vocabulary.target - vocabulary.total if plain else joint(vocabulary, [Mass(mass.target[0], mass.total[0])])
+    scores = (
+        vocabulary.target - vocabulary.total if plain else joint_log_prob(vocabulary, [LogMass(mass.target[0], mass.total[0])])
+    )
     (-scores.sum()).backward()
     assert len(scores) == case["sample_size"]
     assert (scores - torch.as_tensor(vectors[f"{name}_lprobs_f64"])[is_token]).abs().max() < 1e-9

@@ -17,7 +17,7 @@ from trime.memory.visibility import (
     Previous,
     SameDocument,
 )
-from trime.types import Contexts, Mass, TokenPosition
+from trime.types import Contexts, LogMass, TokenPosition
 
 VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), Nothing(), SameDocument()]
 
@@ -67,7 +67,7 @@ def eq5(logits: Tensor, query: Contexts, memory: Contexts, visibility: object, d
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def direct_mass(query: Contexts, memory: Contexts, visibility: object, divisor: Tensor) -> Mass:
+def direct_mass(query: Contexts, memory: Contexts, visibility: object, divisor: Tensor) -> LogMass:
     """The whole matrix at once; rows without an entry are -inf and carry no gradient."""
     mask = torch.tensor(visible(visibility, query, memory))
     hit = mask & (query.token[:, None] == memory.token)
@@ -78,4 +78,4 @@ def direct_mass(query: Contexts, memory: Contexts, visibility: object, divisor: 
         filled = scores.masked_fill(~mask, -math.inf)
         return torch.where(some, torch.where(some[:, None], filled, 0.0).logsumexp(-1), -math.inf)
 
-    return Mass(masked(hit), masked(mask))
+    return LogMass(masked(hit), masked(mask))

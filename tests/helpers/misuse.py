@@ -15,7 +15,7 @@ import torch
 
 import trime
 from trime.errors import UserError
-from trime.types import Mass
+from trime.types import LogMass
 
 FOLDER = Path(sys.argv[1])
 NAN, INFINITE = float("nan"), float("inf")
@@ -24,7 +24,7 @@ g, logits, targets = torch.randn(6, 4, generator=draw), torch.randn(6, 9, genera
 rows, row_logits, row_targets = g.view(2, 3, 4), logits.view(2, 3, 9), targets.view(2, 3)
 store = trime.Datastore.from_tensors(FOLDER / "store", g, targets)
 window = trime.window_of(g, logits, targets)
-mass = Mass(torch.zeros(3), torch.zeros(3))
+mass = LogMass(torch.zeros(3), torch.zeros(3))
 local = trime.LocalMemory()
 
 
@@ -97,9 +97,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "shares below 0": lambda: trime.interpolate(torch.zeros(3), mass, share=torch.tensor([0.5, -0.1, 0.5])),
     "a share in words": lambda: trime.interpolate(torch.zeros(3), mass, share="half"),
     "log-probabilities of another shape": lambda: trime.interpolate(torch.zeros(4), mass, share=0.5),
-    "masses as tensors": lambda: trime.joint(mass, [torch.zeros(3)]),
-    "masses of other shapes": lambda: trime.joint(mass, [Mass(torch.zeros(2), torch.zeros(2))]),
-    "a mass that is NaN": lambda: trime.joint(mass, [Mass(torch.full((3,), NAN), torch.zeros(3))]),
+    "masses as tensors": lambda: trime.joint_log_prob(mass, [torch.zeros(3)]),
+    "masses of other shapes": lambda: trime.joint_log_prob(mass, [LogMass(torch.zeros(2), torch.zeros(2))]),
+    "a mass that is NaN": lambda: trime.joint_log_prob(mass, [LogMass(torch.full((3,), NAN), torch.zeros(3))]),
     "reduction=avg": lambda: loss(reduction="avg"),
     "a temperature of -1": lambda: loss(temperature=-1),
     "a temperature of 0": lambda: loss(temperature=0),

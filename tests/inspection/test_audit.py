@@ -22,7 +22,7 @@ from trime.models.layers import attention
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.encode import read_windows
-from trime.types import Mass, TokenPosition
+from trime.types import LogMass, TokenPosition
 
 Tiny = Callable[..., DictConfig]
 OPTIONS = (
@@ -102,7 +102,7 @@ def test_stored_encodings_of_something_else_are_caught(honest: DictConfig, monke
     def misaligned(*args: object) -> Iterator[Window]:
         for window in read_windows(*args):  # type: ignore[arg-type]
             mass = window.vocabulary
-            yield window._replace(vocabulary=Mass(mass.target.roll(1), mass.total))
+            yield window._replace(vocabulary=LogMass(mass.target.roll(1), mass.total))
 
     monkeypatch.setattr(audit_stage, "read_windows", misaligned)
     with pytest.raises(UserError, match="stored encodings"):

@@ -148,7 +148,7 @@ def test_parts_follow_the_equations() -> None:
         "long": Entries(torch.zeros(0), torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)),
     }
     grid = {"temperature": 0.7, "interpolation_temperature": 0.3, "lambda": 0.25}
-    specification = MixtureSpec(("local", "long"), (layer("external"),)).at(grid | {"memory_size": 4})
+    specification = MixtureSpec(("local", "long"), (layer("external"),)).with_settings(grid | {"memory_size": 4})
     result = grid_attribution(specification, vocabulary, entries, 16, True)
     inside = [
         (entries["local"].similarity / (4 * 0.7)).double().exp(),
@@ -162,7 +162,9 @@ def test_parts_follow_the_equations() -> None:
         for name, share in expected.items():
             torch.testing.assert_close(result.parts[name][token], share, rtol=1e-6, atol=1e-9)
     assert result.probability.sum() == pytest.approx(1) and not result.parts["long"].any()
-    alone = grid_attribution(MixtureSpec((), (layer("long"),)).at(grid | {"memory_size": 4}), vocabulary, entries, 16, True)
+    alone = grid_attribution(
+        MixtureSpec((), (layer("long"),)).with_settings(grid | {"memory_size": 4}), vocabulary, entries, 16, True
+    )
     torch.testing.assert_close(alone.probability, vocabulary.softmax(0))
 
 

@@ -15,10 +15,10 @@ from tests.conftest import ROOT
 from trime.memory.objective.blockwise import BLOCK, blockwise_mass
 from trime.memory.visibility import External, Local, Long
 from trime.metrics import process_peak, reset_process_peak
-from trime.mixtures.joint import joint
+from trime.mixtures.joint import joint_log_prob
 from trime.models.layers import heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
-from trime.types import Contexts, Mass, TokenPosition
+from trime.types import Contexts, LogMass, TokenPosition
 
 
 class LargestTensor(TorchDispatchMode):
@@ -40,7 +40,7 @@ def step(n: int, head: Any, visibility: Any, width: int) -> None:
     token = torch.randint(head_size(head), (n,))
     contexts = Contexts(g, token, TokenPosition(order * 0, order // (n // 4), order))
     mass = blockwise_mass(contexts, contexts, visibility, torch.tensor([math.sqrt(width)]))
-    loss = -joint(head.mass(f, token), [Mass(mass.target[0], mass.total[0])]).sum()
+    loss = -joint_log_prob(head.mass(f, token), [LogMass(mass.target[0], mass.total[0])]).sum()
     loss.backward()
 
 

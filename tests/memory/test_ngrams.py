@@ -13,7 +13,7 @@ from trime.errors import UserError
 from trime.memory import ngrams
 from trime.memory.base import Window
 from trime.memory.ngrams import DocumentNgrams, Ngrams, SuffixArray, TextNgrams
-from trime.types import Contexts, Mass, TokenPosition
+from trime.types import Contexts, LogMass, TokenPosition
 
 WORDS, ORDERS = 300, [1, 2, 3, 5, 8]
 
@@ -37,7 +37,7 @@ def windows(documents: list[np.ndarray], block: int, context: int) -> list[Windo
             )
             contexts = Contexts(torch.zeros(end - begin, 2), torch.as_tensor(tokens[begin:end].astype(np.int64)), positions)
             none = torch.zeros(end - start)
-            parts.append(Window(contexts, start - begin, Mass(none, none)))
+            parts.append(Window(contexts, start - begin, LogMass(none, none)))
     return parts
 
 

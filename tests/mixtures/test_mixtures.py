@@ -15,8 +15,7 @@ from omegaconf import DictConfig
 from trime.errors import UserError
 from trime.mixtures.adaptive import LEARNED, Adaptive, constant_log_weights
 from trime.mixtures.calibrated import Calibrated
-from trime.mixtures.experts import HISTORY_DEFAULT, HISTORY_FLOOR, ExpertMasses, History, Mixture, log_mixture
-from trime.mixtures.folds import folds
+from trime.mixtures.experts import HISTORY_DEFAULT, HISTORY_FLOOR, ExpertMasses, History, Mixture, folds, log_mixture
 from trime.plan.language_model import Plan
 from trime.run.runner import run
 from trime.stages.mixture import score_tokens

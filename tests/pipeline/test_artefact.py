@@ -9,29 +9,58 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from trime.errors import UserError
 from trime.io import checksum_of, locked
 from trime.pipeline import artefact
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, Free, Lab
 from trime.pipeline.manifest import MANIFEST, check_manifest, part_files, write_manifest
 
 
+@dataclass(frozen=True, eq=False)
 class Number(Artefact):
-    kind, stage, depends_on = "number", "count", ("value",)
+    kind, stage = "number", "count"
     built = 0
+
+    value: int
+    lab: Free[Lab]
 
     def build(self, folder: Path) -> None:
         Number.built += 1
-        (folder / "value.txt").write_text(str(self.config.value))
+        (folder / "value.txt").write_text(str(self.value))
 
 
 def number(folder: Path | str, value: int) -> Number:
-    return Number(OmegaConf.create({"value": value, "paths": {"outputs": str(folder)}, "artefacts": {"verify": True}}))
+    return Number(value, Lab(Path(folder), Path(folder), True, lambda *_: None))
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Artefact):
+    kind = "sum"
+
+    numbers: list[Number]
+    scale: dict[str, float]
+    device: Free[str]
+    lab: Free[Lab]
+
+    def build(self, folder: Path) -> None:
+        raise AssertionError
+
+
+def test_a_hash_is_that_of_inputs_and_settings_but_not_of_free_fields(tmp_path: Path) -> None:
+    def total(*values: int, scale: float = 1.0, device: str = "cpu", folder: str = "a") -> Sum:
+        numbers = [number(tmp_path / folder, value) for value in values]
+        return Sum(numbers, {"by": scale}, device, numbers[0].lab)
+
+    first = total(1, 2)
+    assert first.needs() == first.numbers and first.fingerprint == total(1, 2, device="cuda", folder="b").fingerprint
+    assert len({one.fingerprint for one in (first, total(1, 3), total(2, 1), total(1, 2, scale=2.0))}) == 4
+    with pytest.raises(TypeError, match="cannot contain object"):
+        _ = Sum([], {"by": object()}, "cpu", first.lab).fingerprint  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("line", ["write_manifest", "replace"])

@@ -56,7 +56,8 @@ def test_artefacts_of_ray_are_those_of_one_process(
         )
         run(config)
         plan = Plan(config)
-        made = [plan.pack, plan.valid, plan.store, plan.index, *plan.tune.build_order(), plan.test, plan.evaluate]
+        datastore = plan.memories.datastores[0]
+        made = [plan.pack, plan.valid, datastore.store, datastore.index, *plan.tune.build_order(), plan.test, plan.evaluate]
         made += [plan.subsets.mixtures, plan.subsets]
         contents.append({file.relative_to(tmp_path): content(file) for artefact in made for file in artefact.path().iterdir()})
         for artefact in made:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
-from trime.config.fields import Rule
-from trime.config.walk import schema_entries
+from trime.config.help import schema_entries
 from trime.io import plain
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.compose import compose_config
 from trime.pipeline.config_hash import config_hash
 from trime.pipeline.settings import plain_settings, select_settings, without
@@ -48,9 +47,9 @@ LANGUAGE_MODEL: dict[str, frozenset[str]] = {
     "similarity": frozenset({"fit", "index", "grid"}),
     "eviction": frozenset({"grid"}),  # of the long memory
     "long": frozenset({"grid"}),
-    "memories": frozenset({"grid"}),
-    "memories.ngram": NOTHING,  # no row uses it
-    "memories.ngram_document": NOTHING,
+    "test_memories": frozenset({"grid"}),
+    "test_memories.ngram": NOTHING,  # no row uses it
+    "test_memories.ngram_document": NOTHING,
     "tune": frozenset({"grid"}),
     "evaluate.block": ENCODED,
     "evaluate.context": ENCODED,
@@ -109,7 +108,7 @@ OTHERS = {
     "index.factory": None,
     "eviction._target_": "trime.eviction.lru.LRU",
 }
-ELSEWHERE = ("replay", "small", "answering", "questions", "translation", "train.memory_size", "train.eviction", "memories")
+ELSEWHERE = ("replay", "small", "answering", "questions", "translation", "train.memory_size", "train.eviction", "test_memories")
 KEPT = ("task", "stages", "mixture.kind", "train.updates", "checkpoint")  # with others of these it is another experiment
 EXPERIMENTS: list[tuple[Sequence[str], Sequence[str] | None, dict[str, frozenset[str]]]] = [
     (("experiment=trime_ext", "dataset=stdlib_tiny"), None, LANGUAGE_MODEL),
@@ -122,7 +121,7 @@ def artefacts_of(config: DictConfig) -> dict[str, Artefact]:
     """Return the artefacts of an experiment by their names in the plan."""
     plan = build_plan(config)
     made = {name: getattr(plan, name) for name in ("corpus", "pack", "fit", "valid", "test", "evaluate")}
-    made |= {"store": plan.store, "index": plan.index} if plan.index else {}
+    made |= {name: getattr(memory, name) for memory in plan.memories.datastores for name in ("store", "index")}
     if isinstance(plan, TranslationPlan):
         mixture = next(iter(plan.tune.tunes.values()))
         made |= {"translate": plan.evaluate.translations, "bleu": plan.tune, "evaluate": plan.evaluate.losses}
@@ -143,12 +142,13 @@ def leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def other_value(value: Any, rule: Rule) -> Any:
+def other_value(value: Any, kind: Any) -> Any:
     """Return another value that a setting may have; the same value if none can be thought of."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, str):
-        return next((choice for choice in rule.choices if choice != value), value)
+        choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
+        return next((choice for choice in choices if choice != value), value)
     if isinstance(value, int):
         return value + 1
     if isinstance(value, float):
@@ -166,7 +166,15 @@ def changed(config: DictConfig, changes: dict[str, Any]) -> DictConfig:
 
 def settings_of(config: DictConfig) -> dict[str, str]:
     """Return what each artefact hashes of its own."""
-    return {name: repr(artefact.settings()) for name, artefact in artefacts_of(config).items()}
+    return {name: hashed(artefact) for name, artefact in artefacts_of(config).items()}
+
+
+def hashed(artefact: Artefact) -> str:
+    """Return what the hash of an artefact contains beside the artefacts that it is made from."""
+    content = repr(artefact.settings() if isinstance(artefact, ConfiguredArtefact) else artefact.identity())
+    for need in artefact.needs():
+        content = content.replace(need.fingerprint, need.kind)
+    return content
 
 
 def elsewhere(change: dict[str, Any]) -> bool:
@@ -190,9 +198,9 @@ def test_a_setting_moves_the_hashes_of_what_depends_on_it_and_no_others(
 ) -> None:
     """Each setting of the sections (None: of all) is changed by itself."""
     config = compose_config(*overrides)
-    rules = {entry.key: entry.rule for entry in schema_entries() if entry.rule}
+    kinds = {key: entry.kind for key, entry in schema_entries().items()}
     values = {key: v for key, v in leaves(OmegaConf.to_container(config)) if not sections or key.split(".")[0] in sections}
-    others = {key: other_value(value, rules.get(key, Rule())) for key, value in values.items()} | OTHERS
+    others = {key: other_value(value, kinds.get(key)) for key, value in values.items()} | OTHERS
     changes = {key: other for key, other in others.items() if key in values and key not in KEPT and other != values[key]}
     assert len(changes) > 0.6 * len(values)
     before, wrong, same = settings_of(changed(config, {})), {}, config_hash(changed(config, {}))

@@ -26,6 +26,6 @@ def test_the_text_of_ngrams_is_prepared_without_a_datastore(
     words = ["experiment=ngram_lm", "dataset=stdlib_tiny", "dataset@datastore.dataset=folder", f"paths.data={tmp_path}/data"]
     config = tiny(*words, f"datastore.dataset.path={text_folder}", f"paths.outputs={tmp_path}/outputs")
     plan = Plan(config)
-    assert plan.index is None and plan.stored_corpus in plan.made_by("prepare")
+    assert not plan.memories.datastores and plan.text_of(config) in plan.made_by("prepare")
     run(config)
     assert "ngram" in plan.evaluate.rows()[-1]["memories"]

@@ -10,28 +10,31 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.results import made
+from tests.helpers.results import group_of, grouped, made, scored
 from trime.evaluation.loss_sums import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums
 from trime.memory.base import Window
 from trime.report.bootstrap import difference
-from trime.report.command_lines import without_paths
-from trime.report.comparison_table import compare_table, order_table
-from trime.report.figures.canvas import save_panels
-from trime.report.figures.comparison import compare_picture, policies_panels
-from trime.report.groups import Group, baseline_of, group_labels, group_runs, rank_groups
-from trime.report.tables import EDGE, run_table
-from trime.report.texts import text_notes
+from trime.report.canvas import save_panels
+from trime.report.comparison import compare_picture, compare_table, order_table, policies_panels
+from trime.report.groups import baseline_of, group_labels, rank_groups
+from trime.report.run_result import without_paths
+from trime.report.tables import EDGE, run_table, text_notes
 from trime.stages.tune import at_grid_edge
-from trime.types import Contexts, Mass, TokenPosition
+from trime.types import Contexts, LogMass, TokenPosition
 
 
 def test_kept_commands_name_no_places_and_set_runs_apart() -> None:
     kept = without_paths("python cli.py 'dataset.path=~/my novels' 'evaluate.rows=[{joint: [local]}]' index.k=4 seed=0")
     assert kept == "python cli.py dataset.path=… 'evaluate.rows=[{joint: [local]}]' index.k=4 seed=0"
-    commands = (kept, kept.replace("k=4", "k=8"), "python cli.py 'a broken one")
-    runs = [Group([{"name": "a", "seed": 0, "command": command}]) for command in commands]
+    commands = (kept, kept.replace("k=4", "k=8"), "python cli.py 'index.k=2 a broken one")
+    runs = [group_of([made("a", 0, [4.0]) | {"command": command}]) for command in commands]
     assert group_labels(runs[:2]) == ["a index.k=4", "a index.k=8"] and group_labels(runs[:1]) == ["a"]
-    assert group_labels(runs)[2] == "a 'a broken one" and without_paths(None) is None
+    assert group_labels(runs)[2] == "a 'index.k=2" and without_paths(None) is None
+
+
+def test_recorded_settings_set_runs_apart_whatever_the_command() -> None:
+    runs = [made("a", 0, [4.0]) | {"command": "python cli.py index.k=1", "overrides": [f"index.k={k}"]} for k in (4, 8)]
+    assert group_labels([group_of([run]) for run in runs]) == ["a index.k=4", "a index.k=8"]
 
 
 def test_translations_are_ranked_by_bleu() -> None:
@@ -40,20 +43,20 @@ def test_translations_are_ranked_by_bleu() -> None:
         run = made(name, 0, [loss, loss]) | {"dataset": {"name": "pairs", "fingerprint": "g"}}
         run["metrics"] = {split: [run["metrics"][split][-1] | {"bleu": bleu}] for split in ("valid", "test")}
         runs.append(run)
-    groups = group_runs(runs)
+    groups = grouped(runs)
     kind, order = rank_groups(groups)
     values = [group.values("test", kind) for group in order]
-    assert kind == "BLEU" and [group.first["name"] for group in order] == ["a", "b"] and values == [[30.0], [35.0]]
+    assert kind == "BLEU" and [group.name for group in order] == ["a", "b"] and values == [[30.0], [35.0]]
     _, (line,) = order_table(groups, {"paper": {"a": [1.0], "b": [2.0]}})
     assert line[-1] == "no interval", "BLEU whose parts were not kept is not judged by perplexity"
 
 
 def test_seeds_are_one_group_and_other_settings_are_not() -> None:
     runs = [made("m", s, [4.0], p, z) for s in (0, 1, 2) for p in ("fifo", "lru c=1", "lru c=2") for z in (8, 16)]
-    groups = group_runs([*runs, made("vanilla", 1, [5.0])])
-    assert sorted(group.seeds for group in groups) == ["0, 1, 2"] * 6 + ["1"]
+    groups = grouped([*runs, made("vanilla", 1, [5.0])])
+    assert sorted(group.seeds for group in groups) == ["3 seeds: 0, 1, 2"] * 6 + ["seed 1"]
     twice = [made("m", 0, [4.0]), made("m", 0, [4.0]) | {"config_hash": "other"}]
-    assert len(group_runs(twice)) == 2
+    assert len(grouped(twice)) == 2
 
 
 def test_other_texts_and_settings_part_seeds() -> None:
@@ -63,14 +66,18 @@ def test_other_texts_and_settings_part_seeds() -> None:
         words = " ".join(("python cli.py experiment=m", f"seed={seed}", *overrides))
         return made("m", seed, [4.0]) | {"config_hash": hash, "command": words} | texts
 
-    stores = [{"datastore": {"dataset": name, "split": "train", "text": name * 8}} for name in ("a", "b")]
+    index = {"entries": 10, "index": "exact", "recall": 1.0, "split": "train"}
+    stores = [{"datastore": index | {"dataset": name, "text": name * 8}} for name in ("a", "b")]
     trained = [
         {"dataset": {"name": "c", "fingerprint": text}, "evaluation_dataset": made("m", 0, [4.0])["dataset"]} for text in "de"
     ]
-    groups = group_runs([of(0, "1"), of(1, "1", "threads=2"), of(2, "2"), of(3, "3", "schedule.peak=1")])
-    assert [group.seeds for group in groups] == ["0, 1, 2", "3"] and group_labels(groups) == ["m", "m schedule.peak=1"]
+    groups = grouped([of(0, "1"), of(1, "1", "threads=2"), of(2, "2"), of(3, "3", "schedule.peak=1")])
+    assert [group.seeds for group in groups] == ["3 seeds: 0, 1, 2", "seed 3"] and group_labels(groups) == [
+        "m",
+        "m schedule.peak=1",
+    ]
     for texts in (stores, trained):
-        groups = group_runs([of(0, "1", **text) for text in texts])
+        groups = grouped([of(0, "1", **text) for text in texts])
         labels = group_labels(groups)
         assert len(groups) == 2 and len({*labels}) == 2 and all(label.startswith("m (") for label in labels)
 
@@ -80,46 +87,48 @@ def test_dev_tokens_are_shown_where_rows_have_different_ones() -> None:
     run, one = made("m", 0, [4.0]), made("m", 0, [4.0])
     rows = {split: [dict(run["metrics"][split][0]), dict(run["metrics"][split][0])] for split in ("valid", "test")}
     rows["valid"][1]["tokens"] = 50
-    header, lines = run_table(run | {"metrics": rows})
-    assert [line[header.index("dev tokens")] for line in lines] == ["100", "50"] and "dev tokens" not in run_table(one)[0]
+    header, lines = run_table(scored(run | {"metrics": rows}))
+    assert [line[header.index("dev tokens")] for line in lines] == ["100", "50"] and "dev tokens" not in run_table(scored(one))[
+        0
+    ]
 
 
 def test_tuned_sizes_do_not_part_seeds() -> None:
     runs = [made("trime_long", seed, [4.0], "fifo", 8 + seed) for seed in (0, 1)]
     for run in runs:
         run["metrics"]["test"][0]["tuned"] = {"memory_size": run["metrics"]["test"][0]["memory_size"]}
-    assert [group.seeds for group in group_runs(runs)] == ["0, 1"]
-    assert len(group_runs([*runs, runs[1] | {"seed": 0}])) == 2
+    assert [group.seeds for group in grouped(runs)] == ["2 seeds: 0, 1"]
+    assert len(grouped([*runs, runs[1] | {"seed": 0}])) == 2
 
 
 def test_the_same_seed_run_again_is_no_second_seed() -> None:
     """As when a run is repeated by other code: its losses differ a little, which says nothing of seeds."""
     again = made("m", 0, [4.1]) | {"commit": "abcdef012345"}
-    groups = group_runs([made("m", 0, [4.0]) | {"commit": "123456789abc"}, again])
-    assert [group.seeds for group in groups] == ["0", "0"]
+    groups = grouped([made("m", 0, [4.0]) | {"commit": "123456789abc"}, again])
+    assert [group.seeds for group in groups] == ["seed 0", "seed 0"]
     assert group_labels(groups) == ["m (made at 1234567)", "m (made at abcdef0)"]
 
 
 def test_the_opponent_is_the_policy_at_the_same_size_or_the_experiment() -> None:
     runs = [made("m", 0, [4.0], policy, size) for policy in ("fifo", "lru c=1") for size in (8, 16)]
-    groups = group_runs([*runs, made("vanilla", 0, [5.0]), made("vanilla", 7, [5.0])])
+    groups = grouped([*runs, made("vanilla", 0, [5.0]), made("vanilla", 7, [5.0])])
     for group in groups:
         if group.policy == "lru":
             found = baseline_of(group, groups, "fifo")
-            assert found is not None and found.policy == "fifo" and found.row["memory_size"] == group.row["memory_size"]
+            assert found is not None and found.policy == "fifo" and found.row.memory_size == group.row.memory_size
         against = baseline_of(group, groups, "vanilla")
-        assert (against is None) == (group.first["name"] == "vanilla")
+        assert (against is None) == (group.name == "vanilla")
 
 
 def test_a_shift_of_every_document_is_sure_and_noise_is_not() -> None:
     random = np.random.default_rng(0)
     base = random.normal(4, 1, 12).tolist()
-    one = Group([made("a", 0, base)])
-    more = difference(Group([made("b", 0, [x + 0.1 for x in base])]), one)
+    one = group_of([made("a", 0, base)])
+    more = difference(group_of([made("b", 0, [x + 0.1 for x in base])]), one)
     assert more.significant and more.low > 0
     assert more.value == pytest.approx(math.exp(sum(base) / 12 + 0.1) - math.exp(sum(base) / 12))
     noise = random.permutation([0.5, -0.5, 0.4, -0.4, 0.3, -0.3] * 2)
-    less = difference(Group([made("c", 0, (np.array(base) + noise).tolist())]), one)
+    less = difference(group_of([made("c", 0, (np.array(base) + noise).tolist())]), one)
     assert not less.significant and "no difference shown" in str(less)
 
 
@@ -129,7 +138,7 @@ def test_the_interval_covers_the_true_difference_as_often_as_it_says() -> None:
     for _ in range(100):
         base = random.normal(3, 0.5, (1, 40))
         other = base + 0.05 + random.normal(0, 0.1, (1, 40))
-        found = difference(Group([made("b", 0, other[0].tolist())]), Group([made("a", 0, base[0].tolist())]))
+        found = difference(group_of([made("b", 0, other[0].tolist())]), group_of([made("a", 0, base[0].tolist())]))
         centre = math.exp(base.mean() + 0.05) - math.exp(base.mean())
         covered += found.low <= centre <= found.high
     assert 88 <= covered <= 99
@@ -140,12 +149,12 @@ def test_seeds_that_disagree_widen_the_interval() -> None:
     base = [made("a", seed, losses) for seed in range(3)]
     same = [made("b", seed, [x + 0.1 for x in losses]) for seed in range(3)]
     apart = [made("b", seed, [x + 0.1 + d for x in losses]) for seed, d in enumerate((-0.3, 0.0, 0.3))]
-    sure, unsure = (difference(Group(runs), Group(base)) for runs in (same, apart))
+    sure, unsure = (difference(group_of(runs), group_of(base)) for runs in (same, apart))
     assert sure.significant and not unsure.significant and sure.value == pytest.approx(unsure.value, rel=0.1)
 
 
 def test_the_table_has_a_line_a_group() -> None:
-    groups = group_runs([made("m", seed, [4.0, 4.1] * 5, policy, 8) for seed in (0, 1) for policy in ("fifo", "lru c=1")])
+    groups = grouped([made("m", seed, [4.0, 4.1] * 5, policy, 8) for seed in (0, 1) for policy in ("fifo", "lru c=1")])
     header, lines = compare_table(groups, "fifo", {})
     cells = [dict(zip(header, line, strict=True)) for line in lines]
     assert [cell["seeds"] for cell in cells] == ["2 seeds: 0, 1"] * 2
@@ -153,7 +162,7 @@ def test_the_table_has_a_line_a_group() -> None:
 
 
 def test_one_document_and_one_seed_have_no_interval() -> None:
-    one, other = (Group([made(name, 0, [loss])]) for name, loss in (("a", 4.0), ("b", 5.0)))
+    one, other = (group_of([made(name, 0, [loss])]) for name, loss in (("a", 4.0), ("b", 5.0)))
     found = difference(one, other)
     assert found.value < 0 and math.isnan(found.low) and not found.significant and "no interval" in str(found)
 
@@ -161,7 +170,7 @@ def test_one_document_and_one_seed_have_no_interval() -> None:
 @pytest.mark.parametrize(("documents", "verdict"), [(9, "no verdict: 9 resampled, 10 needed"), (10, "")])
 def test_few_units_get_no_verdict(documents: int, verdict: str) -> None:
     """The difference and its interval are shown, but not that one is better."""
-    one, other = (Group([made(name, 0, [loss] * documents)]) for name, loss in (("a", 4.0), ("b", 5.0)))
+    one, other = (group_of([made(name, 0, [loss] * documents)]) for name, loss in (("a", 4.0), ("b", 5.0)))
     found = difference(one, other)
     assert found.high < 0 and str(found) == f"{found.value:+.2f} {found.interval} {verdict}".strip()
     assert found.significant == found.has_verdict == (not verdict)
@@ -170,10 +179,10 @@ def test_few_units_get_no_verdict(documents: int, verdict: str) -> None:
 def test_the_papers_order_is_compared_pair_by_pair() -> None:
     """Signs agree, disagree, or no difference is shown; rows without published results are left out."""
     losses = {"a": [5.0, 5.0, 5.0, 5.0], "b": [4.0, 4.1, 4.0, 4.1], "c": [4.1, 4.0, 4.0, 4.1], "d": [1.0, 1.0, 1.0, 1.0]}
-    groups = group_runs([made(name, 0, of_four * 3) for name, of_four in losses.items()])
+    groups = grouped([made(name, 0, of_four * 3) for name, of_four in losses.items()])
     published = {"paper": {"a": [0.0, 50.0], "b": [0.0, 60.0], "c": [0.0, 40.0]}, "empty": {"z": [1.0, 1.0]}}
     _, lines = order_table(
-        [*groups, *group_runs([made("d", 0, own) for own in ([2.0], [3.0])])], published | {"d": {"d": [1.0, 1.0]}}
+        [*groups, *grouped([made("d", 0, own) for own in ([2.0], [3.0])])], published | {"d": {"d": [1.0, 1.0]}}
     )
     assert {(one, other): order for _, one, other, _, _, order in lines} == {
         ("b", "a"): "disagrees",
@@ -188,7 +197,7 @@ def window(document: int, begin: int, count: int) -> Window:
     """Return a window of contexts that are all scored."""
     positions = TokenPosition(torch.full((count,), document), torch.zeros(count).long(), torch.arange(begin, begin + count))
     nothing = torch.zeros(count)
-    return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), positions), 0, Mass(nothing, nothing))
+    return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), positions), 0, LogMass(nothing, nothing))
 
 
 @pytest.mark.parametrize("documents", [1, 3, FEW_DOCUMENTS])
@@ -217,7 +226,7 @@ def test_memory_sizes_by_layer_are_compared(tmp_path: Path) -> None:
     runs = [
         made("reads", 0, [3.0 + place, 3.1], policy, size) for place, size in enumerate(sizes) for policy in ("fifo", "lru")
     ]
-    groups = group_runs(runs)
+    groups = grouped(runs)
     header, lines = compare_table(groups, "fifo", {})
     shown = {line[header.index("M")] for line in lines}
     assert len(groups) == 6 and shown == {"1,024", "512, 2,048 by layer", "2,048, 2,048 by layer"}
@@ -238,19 +247,19 @@ def test_a_row_tuned_to_the_edge_of_a_grid_says_so() -> None:
     edge, inside = made("edge", 0, [1.0, 2.0]), made("inside", 0, [1.5, 2.5])
     edge["metrics"]["valid"] = [edge["metrics"]["valid"][0] | {"at_grid_edge": ["temperature"], "tuned": {"temperature": 2.0}}]
     edge["metrics"]["test"] = [edge["metrics"]["test"][0] | {"tuned": {"temperature": 2.0}}]
-    (line,) = run_table(edge)[1]
-    assert line[-1] == f"τ 2{EDGE}" and not any(EDGE in cell for cell in run_table(inside)[1][0])
-    groups = group_runs([edge, inside])
+    (line,) = run_table(scored(edge))[1]
+    assert line[-1] == f"τ 2{EDGE}" and not any(EDGE in cell for cell in run_table(scored(inside))[1][0])
+    groups = grouped([edge, inside])
     header, lines = compare_table(groups, "inside", {})
     assert {line[0]: line[header.index(f"tuned to an edge {EDGE}")] for line in lines} == {"edge": "τ", "inside": ""}
-    assert not any(EDGE in name for name in compare_table(group_runs([inside]), "inside", {})[0])
+    assert not any(EDGE in name for name in compare_table(grouped([inside]), "inside", {})[0])
     assert order_table(groups, {"paper": {"edge": [1.0], "inside": [2.0]}})[1][0][1:3] == ["inside", f"edge {EDGE}"]
 
 
 def test_a_model_as_it_is_was_not_trained_and_has_no_seed() -> None:
     trained = [made("a", seed, [4.0 + seed]) for seed in (0, 1)]
     read = made("b", 0, [4.0]) | {"train": {"updates": 0}}
-    header, lines = compare_table([Group(trained), Group([read]), Group([made("c", 3, [4.0])])], "a", {})
+    header, lines = compare_table([group_of(trained), group_of([read]), group_of([made("c", 3, [4.0])])], "a", {})
     found = {line[0]: (line[header.index("trained on")], line[header.index("seeds")]) for line in lines}
     assert found["a"] == ("text", "2 seeds: 0, 1") and found["c"] == ("text", "seed 3")
     assert found["b"] == ("not trained", "no seed: nothing was trained")
@@ -259,10 +268,10 @@ def test_a_model_as_it_is_was_not_trained_and_has_no_seed() -> None:
 def test_results_that_are_no_numbers_are_named_and_rank_last(tmp_path: Path) -> None:
     """Results of earlier versions may hold NaN, by which nothing can be sorted."""
     runs = [made("a", 0, [4.0] * 12), made("broken", 0, [math.nan] * 12), made("b", 0, [3.0] * 12)]
-    groups = group_runs(runs)
+    groups = grouped(runs)
     _, lines = compare_table(groups, "a", {})
     assert [line[0] for line in lines] == ["broken", "a", "b"] and lines[0][1:3] == ["not finite"] * 2
-    assert "nan" not in f"{lines}{run_table(runs[1])}"
-    (note,) = [note for note in text_notes(runs[1]) if "NaN" in note]
+    assert "nan" not in f"{lines}{run_table(scored(runs[1]))}"
+    (note,) = [note for note in text_notes(scored(runs[1])) if "NaN" in note]
     assert note.startswith("Results of vocabulary are not finite")
     assert compare_picture([groups], tmp_path / "picture.png").is_file()

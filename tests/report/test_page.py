@@ -22,8 +22,10 @@ from tests.conftest import ROOT, composed
 from tests.helpers.results import made
 from trime.inspection.samples import Samples, passages
 from trime.plan.language_model import Plan
-from trime.report.figures.canvas import draw_svg, save_panels
-from trime.report.page import Page, Section, Table, sample_sections, write_page
+from trime.report.canvas import draw_svg, save_panels
+from trime.report.page import Page, Section, sample_sections, write_page
+from trime.report.passages import Sample
+from trime.report.tables import Table
 from trime.run.runner import run
 
 Tiny = Callable[..., DictConfig]
@@ -178,7 +180,7 @@ def test_text_is_never_markup(tmp_path: Path) -> None:
     sample = {"document": HOSTILE, "row": HOSTILE, "before": HOSTILE, "tokens": [token]}
     sections = [
         Section(HOSTILE, HOSTILE, [Table([HOSTILE], [[HOSTILE]])], commands=[HOSTILE]),
-        *sample_sections([sample], HOSTILE),
+        *sample_sections([Sample(**sample)], HOSTILE),
     ]
     text = write_page(Page(HOSTILE, [HOSTILE], sections), tmp_path / "page.html").read_text()
     assert text.count("<script>") == 1 and 'document.title="x"' not in text
@@ -281,7 +283,7 @@ def test_a_search_by_optuna_goes_by_dev(session_folder: Path, tmp_path: Path) ->
 
 def test_the_sweep_of_wandb_uses_settings_that_exist() -> None:
     """Its program exists, its metric is logged, and its parameters compose."""
-    sweep = yaml.safe_load((ROOT / "conf" / "wandb_sweep.yaml").read_text())
+    sweep = yaml.safe_load((ROOT / "examples" / "wandb_sweep.yaml").read_text())
     assert (ROOT / sweep["program"]).is_file() and sweep["metric"]["name"] == "valid/loss"
     values = [f"{name}={own.get('values', [own.get('min')])[0]}" for name, own in sweep["parameters"].items()]
     named = [part for part in sweep["command"] if "=" in part]

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from tests.helpers.results import made
+from tests.helpers.results import answered, made, scored
 from trime.errors import UserError
-from trime.report.folder import report_folder, writing_report
-from trime.report.report_runs import check_report, keep_results, report_several
-from trime.report.text_comparison import compare_runs, joined_table
-from trime.report.texts import group_by_text, text_facts, text_notes
+from trime.report.comparison import compare_runs, joined_table
+from trime.report.report_runs import check_report, report_folder, report_several, writing_report
+from trime.report.results import keep_results
+from trime.report.run_result import run_from_json
+from trime.report.tables import text_facts, text_notes
 
 PUBLISHED = {"a paper": {"a": [50.0], "b": [40.0]}}
 
@@ -44,29 +45,29 @@ def test_runs_on_different_texts_share_no_table(tmp_path: Path) -> None:
     """Another name, content, vocabulary or tokenisation is another text, and so is another scored part."""
     runs = [on(text, name, 4.0) for text in TEXTS for name in ("a", "b")]
     part = [on({}, name, 4.0) | {"sample": "starts"} for name in ("a", "b")]
-    texts = group_by_text([*runs, *part])
-    assert [len(of_text) for of_text in texts.values()] == [2] * (len(TEXTS) + 1)
+    results = [scored(run) for run in (*runs, *part)]
+    texts, titles = {run.text for run in results}, {run.title for run in results}
     config = OmegaConf.create({"paths": {"outputs": str(tmp_path)}, "report": {"name": "x", "keep": None}})
     config.report = OmegaConf.merge(config.report, configured())
-    report_several(config, [*runs, *part], "python cli.py -m experiment=a,b")
+    report_several(config, results, "python cli.py -m experiment=a,b")
     table = (tmp_path / "reports" / "latest" / "table.md").read_text()
     assert table.count("\n| run ") == table.count("## ") == len(texts)
     page = (tmp_path / "reports" / "latest" / "page.html").read_text()
     assert "<pre>python cli.py -m experiment=a,b</pre>" in page and "The first made this report" in page
     lines = [*csv.DictReader((tmp_path / "reports" / "latest" / "table.csv").open())]
-    assert len(lines) == 2 * len(texts) and {line["text"] for line in lines} == {text.title for text in texts}
+    assert len(lines) == 2 * len(texts) and {line["text"] for line in lines} == titles
 
 
 def test_a_text_says_what_it_is() -> None:
     run = on({"tokens": {"test": 5000}, "unknown": {"test": 0.0812}, "path": "/books"}, "a", 4.0)
-    assert text_facts(run) == "text (f1, 10 symbols): 1,200 tokens of 5,000 of test scored, 8.1 % <unk>, in /books"
-    few, unknown = text_notes(run)
+    assert text_facts(scored(run)) == "text (f1, 10 symbols): 1,200 tokens of 5,000 of test scored, 8.1 % <unk>, in /books"
+    few, unknown = text_notes(scored(run))
     assert "1,200 tokens: judge results by their intervals" in few and "8.1 % of test is <unk>" in unknown
     run["metrics"]["test"][-1]["documents"] = [[400.0, 600], [400.0, 600]]
-    assert "1,200 tokens: a smoke test" in text_notes(run)[0], "without an interval"
+    assert "1,200 tokens: a smoke test" in text_notes(scored(run))[0], "without an interval"
     run["dataset"]["unknown"] = {"test": 0.001}
     run["metrics"]["test"][-1] |= {"tokens": 10_000, "bootstrap_unit": "parts of 512 tokens"}
-    assert len(text_notes(run)) == 1 and "few documents" in text_notes(run)[0]
+    assert len(text_notes(scored(run))) == 1 and "few documents" in text_notes(scored(run))[0]
 
 
 @pytest.mark.parametrize(
@@ -74,13 +75,13 @@ def test_a_text_says_what_it_is() -> None:
 )
 def test_published_results_do_not_stand_beside_ones_own_text(own: bool, asked: str, shown: bool) -> None:
     runs = [on({"own": own}, name, loss) for name, loss in (("a", 4.0), ("b", 3.0))]
-    comparison = compare_runs(runs, configured(show_published=asked))
-    assert ("a paper*" in comparison.header) == bool(comparison.order[1]) == shown
-    assert joined_table([comparison])[0][0] == "text"
+    comparison = compare_runs([*map(scored, runs)], configured(show_published=asked))
+    assert ("a paper*" in comparison.table.header) == bool(comparison.order.lines) == shown
+    assert joined_table([comparison]).header[0] == "text"
 
 
 def test_each_set_of_runs_has_its_folder_and_the_link_is_to_the_latest(tmp_path: Path) -> None:
-    one, two = [made("a", 0, [4.0])], [made("a", 0, [4.0]), made("b", 0, [4.0])]
+    one, two = ([scored(made(name, 0, [4.0])) for name in names] for names in ("a", "ab"))
     folders = [report_folder(tmp_path, "comparison", runs) for runs in (one, two, [*reversed(two)])]
     assert folders[0] != folders[1] == folders[2]
     for folder in folders[:2]:
@@ -101,21 +102,20 @@ def test_nothing_stale_stays_beside_a_new_page(tmp_path: Path) -> None:
 
 
 def test_kept_results_name_no_places(tmp_path: Path) -> None:
-    keep_results([on({"path": "/home/me/text"}, "a", 4.0)], tmp_path)
+    keep_results([scored(on({"path": "/home/me/text"}, "a", 4.0))], tmp_path)
     (file,) = tmp_path.iterdir()
     assert "/home/me" not in file.read_text()
 
 
 def test_results_of_other_texts_are_kept_beside_one_another(tmp_path: Path) -> None:
     """Their settings are the same words, paths apart; what is kept again replaces itself."""
-    stores = [{"datastore": {"dataset": "folder", "split": "train", "text": text}} for text in ("aaaa", "bbbb")]
-    asked = [
-        {"questions": {"background": "/novels"}, "config_hash": "same", "questions_text": text} for text in ("cccc", "dddd")
-    ]
+    index = {"entries": 10, "index": "exact", "recall": 1.0, "split": "train", "dataset": "folder"}
+    stores = [on({}, "a", 4.0) | {"datastore": index | {"text": text}} for text in ("aaaa", "bbbb")]
+    asked = [answered("fifo", 8, 0.5) | {"questions_text": text} for text in ("cccc", "dddd")]
     for _ in range(2):
-        keep_results([on({}, "a", 4.0) | texts for texts in (*stores, *asked)], tmp_path)
+        keep_results([*map(run_from_json, (*stores, *asked))], tmp_path)
     assert len([*tmp_path.iterdir()]) == 4
-    keep_results([on({}, "a", 4.0)], tmp_path)  # as an earlier version has it, without the texts
+    keep_results([scored(on({}, "a", 4.0))], tmp_path)  # as an earlier version has it, without the texts
     assert len([*tmp_path.iterdir()]) == 4
 
 

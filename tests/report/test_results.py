@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.results import made
+from tests.conftest import ROOT
+from tests.helpers.results import answered, made
 from trime.errors import UserError
-from trime.report.report_runs import keep_results
-from trime.report.results import CHECKSUM, distinct_runs, find_runs, read_run, write_results
+from trime.report.results import CHECKSUM, distinct_runs, find_runs, keep_results, read_run, write_results
+from trime.report.run_result import is_run, run_from_json
 
-RESULTS = {"name": "trime", "seed": 3, "metrics": {"test": [{"loss": 1.1, "documents": [[2.5, 3]], "k": None}]}, "by": {8: 0.1}}
+RESULTS = made("trime", 3, [2.5]) | {"field of another version": {"8": 1.1}}
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     """Whatever their layout; also after they were read and written again, and without a checksum, as older versions wrote."""
     file = tmp_path / "results.json"
-    write_results(file, RESULTS)
+    write_results(file, run_from_json(RESULTS))
     read = read_run(file)
-    assert read == json.loads(json.dumps(RESULTS)) and CHECKSUM in json.loads(file.read_text())
+    assert json.loads(json.dumps(read.to_json())) == RESULTS and CHECKSUM in json.loads(file.read_text())
     file.write_text(json.dumps(json.loads(file.read_text())))
     assert read_run(file) == read
     write_results(file, read)
@@ -30,13 +31,29 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_run(file) == read
 
 
-CHANGES = [("1.1", "1.2"), ("2.5", "2.6"), ("trime", "knn"), ('"seed": 3', '"seed": 4'), ("null", "7")]
+def test_kept_results_of_every_version_are_read_without_loss() -> None:
+    files = [*(ROOT / "benchmarks" / "results").rglob("*.json"), *(ROOT / "docs").rglob("results.json")]
+    contents = [content for file in files if is_run(content := json.loads(file.read_text()))]
+    assert len(contents) > 500
+    for content in contents:
+        assert json.loads(json.dumps(run_from_json(content).to_json())) == content
+
+
+@pytest.mark.parametrize("content", ["[1]", "{}", json.dumps(made("a", 0, [4.0]) | {"dataset": 3})])
+def test_other_files_are_refused_in_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(UserError, match="results of a run") as refused:
+        read_run(tmp_path / "results.json")
+    assert "\n" not in str(refused.value) and ("dataset" in str(refused.value)) == ("dataset" in content)
+
+
+CHANGES = [("1.1", "1.2"), ("2.5", "2.6"), ("trime", "knn"), ('"seed": 3', '"seed": 4'), ("null", '"7"')]
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)
 def test_changed_results_are_refused(old: str, new: str, tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    write_results(file, RESULTS)
+    write_results(file, run_from_json(RESULTS))
     changed = file.read_text().replace(old, new, 1)
     assert changed != file.read_text()
     file.write_text(changed)
@@ -48,7 +65,8 @@ def write_run(folder: Path, name: str, seed: int = 0, loss: float = 4.0) -> Path
     """Write the results of a run as its folder holds them; return the folder."""
     folder.mkdir(parents=True)
     results = made(name, seed, [loss] * 12) | {"commit": "abc", "command": f"python cli.py experiment={name}"}
-    write_results(folder / "results.json", results | {"config_hash": "same", "artefacts": {"fit": str(folder)}})
+    results |= {"config_hash": "same", "artefacts": {"fit": str(folder)}}
+    write_results(folder / "results.json", run_from_json(results))
     return folder
 
 
@@ -70,7 +88,7 @@ def test_results_are_found_wherever_they_were_kept(tmp_path: Path, capsys: pytes
         f"*/{kept.name}",
     ):
         (found,) = find_runs([str(tmp_path / pattern)])
-        assert found["name"] == "a"
+        assert found.name == "a"
     assert not capsys.readouterr().out
     (tmp_path / "passkey" / "speed.json").write_text("[1]")
     assert len(find_runs([str(tmp_path / "passkey")])) == 1 and "speed.json" in capsys.readouterr().out
@@ -92,24 +110,18 @@ def test_one_observation_is_counted_once(tmp_path: Path, capsys: pytest.CaptureF
     write_run(tmp_path / "other", "a", seed=2, loss=4.5)
     capsys.readouterr()
     distinct = distinct_runs(find_runs([str(tmp_path)]))
-    assert [(run["name"], run["seed"]) for run in distinct] == [("a", 0), ("a", 2)]
+    assert [(run.name, run.seed) for run in distinct] == [("a", 0), ("a", 2)]
     (line,) = capsys.readouterr().out.splitlines()
     assert "counted once" in line and "b seed 0 (of a seed 0)" in line and "a seed 1 (of a seed 0)" in line
 
 
 def test_the_same_share_of_other_questions_is_another_observation() -> None:
     """Answers to questions of another seed, or of another model, may be as many by chance."""
-    row = {"exact_match": 1.0, "contained": 1.0, "questions": 5, "by_depth": []}
-    run = {
-        "name": "passkey",
-        "seed": 0,
-        "config_hash": "same",
-        "questions": {"seed": 0, "path": "/a"},
-        "metrics": {"test": [row]},
-    }
+    run = answered("fifo", 8, 1.0) | {"questions": {"seed": 0, "path": "/a"}}
     others = [
         run | {"questions": {"seed": 1}},
         run | {"small_model": {"steps": 5}},
         run | {"small_model": {"steps": 5}, "seed": 1},
     ]
-    assert distinct_runs([run, *others, run | {"questions": {"seed": 0, "path": "/b"}}]) == [run, *others]
+    runs = [run_from_json(content) for content in (run, *others, run | {"questions": {"seed": 0, "path": "/b"}})]
+    assert distinct_runs(runs) == runs[:-1]

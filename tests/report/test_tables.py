@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 
-from tests.helpers.results import made
+from tests.helpers.results import grouped, made, scored
 from trime.metrics import ResourceUsage, Usage, processor_ms
-from trime.report.comparison_table import compare_table
-from trime.report.groups import group_runs
+from trime.report.comparison import compare_table
 from trime.report.tables import run_table, to_csv
 
 
@@ -41,11 +40,11 @@ def test_speed_is_the_processors_time_or_nothing() -> None:
     """Tokens a second fall when another job runs; results of earlier versions have no other measure."""
     old, new = made("m", 0, [4.0]), made("m", 0, [4.0])
     new["metrics"]["test"] = [new["metrics"]["test"][0] | {"processor_ms_per_token": 0.2836}]
-    header, (line,) = run_table(new)
+    header, (line,) = run_table(scored(new))
     assert line[header.index("processor ms/token")] == "0.284"
-    compared, _ = compare_table(group_runs([new]), "a", {})
+    compared, _ = compare_table(grouped([new]), "a", {})
     assert "processor ms/token" in compared and not [title for title in (*header, *compared) if "/s" in title]
-    assert "processor ms/token" not in [*run_table(old)[0], *compare_table(group_runs([old]), "a", {})[0]]
+    assert "processor ms/token" not in [*run_table(scored(old))[0], *compare_table(grouped([old]), "a", {})[0]]
 
 
 def test_processor_time_is_known_if_every_part_noted_it() -> None:

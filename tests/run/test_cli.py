@@ -12,65 +12,40 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from omegaconf import DictConfig
 
 from tests.conftest import NO_PICTURES, ROOT, composed
-from tests.golden.checkpoints import checkpoint, corpus_of, models
-from tests.golden.texts import DATA
-from tests.helpers.fairseq_translation import Released
-from tests.helpers.pretrained import save_model
+from trime.config.check import validate
 from trime.config.schema import STAGES
 from trime.plan.language_model import Plan
 from trime.run import command_line
-from trime.run.command_line import without_dashes
+from trime.run.main import main
 from trime.run.runner import OPTIONAL_STAGES, run
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_help_names_groups_stages_and_common_overrides() -> None:
+def test_help_names_groups_and_stages() -> None:
     shown = subprocess.run([sys.executable, "cli.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for group in (path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name not in ("reproduce", "hydra")):
-        assert f"{group}: " in shown
-    assert "\n  experiment/reproduce/table2: cache, knn_lm, " in shown
-    for word in (*STAGES, *OPTIONAL_STAGES, "dataset.path=DIR", "report.runs", "seed=0,1,2", "logger.offline"):
-        assert word in shown
+    groups = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "hydra"]
+    assert len(groups) <= 24 and all(re.search(rf"\b{word}\b", shown) for word in (*groups, *STAGES, *OPTIONAL_STAGES))
 
 
-def test_the_command_line_answers_without_torch() -> None:
-    """Importing it takes longer than all that --help and messages about settings do."""
+def test_help_needs_no_heavy_package() -> None:
+    """Importing them takes longer than all that --help and messages about settings do."""
     code = (
-        "import sys, trime.run.command_line as line; sys.argv[1:] = ['--help']; line.main(); assert 'torch' not in sys.modules"
+        "import sys, trime.run.main as entry; sys.argv[1:] = ['--help']; entry.main(); "
+        "assert not {'hydra', 'pydantic'} & {*sys.modules}; import trime.run.command_line; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
 
 
 def test_a_command_without_words_prints_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["cli.py"])
-    assert command_line.main() == 0 and "experiment=NAME" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        ("--experiment trime seed=1", "experiment=trime seed=1"),
-        ("--experiment=trime --seed 1", "experiment=trime seed=1"),
-        ("-m --cfg job experiment=trime", "-m --cfg job experiment=trime"),
-        ("--config-dir=own experiment=trime checkpoint= seed=1", "--config-dir=own experiment=trime checkpoint= seed=1"),
-        ("--experiment --seed 1", "experiment seed=1"),
-    ],
-)
-def test_settings_may_have_dashes(words: str, meant: str) -> None:
-    assert without_dashes(words.split()) == meant.split()
-
-
-def test_arguments_of_lightnings_trainer_need_no_plus() -> None:
-    words = ["-m", "trainer.devices=2", "trainer.max_time=00:00:01:00", "+trainer.profiler=simple", "experiment=trime"]
-    assert command_line.with_trainer_arguments(words) == [*words[:2], f"++{words[2]}", *words[3:]]
+    assert main() == 0 and "experiment=NAME" in capsys.readouterr().out
 
 
 def test_threads_are_known_before_libraries_are_imported() -> None:
@@ -83,20 +58,28 @@ def test_threads_are_known_before_libraries_are_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "near"),
     [
-        ("experiment=trime-ext", "experiment=trime-ext: is it trime_ext?"),
-        ("size=large", "size=large: choose from paper, "),
-        ("model.backbone.head=3", "there is no setting model.backbone.head: is it model.backbone.heads?"),
+        ("experiment=trime-ext", "experiment=trime_ext"),
+        ("experiment=reproduce/table2/trime_et", "experiment=reproduce/table2/trime_ext"),
+        ("size=large", "paper, "),
+        ("model.backbone.hedas=3", "model.backbone.heads"),
+        ("train.updtes=3", "train.updates"),
+        ("exprimnt=trime", "experiment"),
+        ("trime_ext", "experiment=trime_ext"),
+        ("stages=[fit", "stages=[fit"),
+        ("logger=null", "csv, none, wandb"),
+        ("experiment=vanilla,trime", "--multirun"),
     ],
 )
-def test_a_wrong_choice_is_told_with_the_nearest(
-    word: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_word_is_one_line_with_a_similar_name(
+    word: str, near: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["cli.py", word])
-    assert command_line.main() == 1
+    assert main() == 1
     message = capsys.readouterr().err
-    assert message.startswith(f"error: {said}") and len(message.splitlines()) == 1
+    assert message.startswith("error: ") and len(message.splitlines()) == 1
+    assert re.split(r"[=,]", word)[0].rpartition(".")[2] in message and near in message
 
 
 def test_make_help_lists_every_target() -> None:
@@ -112,132 +95,37 @@ def commands(page: Path) -> list[str]:
     return [re.sub(r" size=\w+|\s+#.*", "", line) for line in lines if line.startswith("python cli.py")]
 
 
-def documented_commands() -> list[Any]:
-    """Return each command of README and docs/ once, as it is to be tested.
-
-    Those of the README run whole, and of all others the settings are checked; they run whole as slow tests.
-    """
-    first, *others = (dict.fromkeys(commands(page)) for page in PAGES)
-    later = dict.fromkeys(command for page in others for command in page if command not in first)
-    return [*first, *(without_stages(command) for command in later), *(pytest.param(c, marks=pytest.mark.slow) for c in later)]
+DOCUMENTED = [*dict.fromkeys(one for page in PAGES for one in commands(page) if "--help" not in one)]
+# Places of the documentation, and what stands there in a test; other files and folders are left to tests of their stages.
+PLACES = r"=(DIR|NOVELS|WIKITEXT2|BYTES|BABI|MULTI30K|FILE|HOST:\S+|\S*(?:TEXT|CODE)2?)\b|checkpoint_best.pt|=\[?dict\."
+SHORT = ["size=tiny", "train.updates=2", "evaluate.tokens=200", "index.k=16", "index.factory=null", "report.samples.passages=0"]
 
 
-def without_stages(command: str) -> str:
-    """Return a command that only checks its settings, without Hydra's own command line, which composes them twice."""
-    return re.sub(r" stages=\S+|$", " stages=[]", command.replace(" sweep=optuna", ""), count=1)
+@pytest.mark.parametrize("command", DOCUMENTED)
+def test_a_documented_command_is_valid(command: str) -> None:
+    """Hydra composes it, the first run of a sweep, and its settings are those of the schema."""
+    words = [word for word in shlex.split(command, comments=True)[2:] if not word.startswith("-")]
+    validate(composed(*(first_value(word) for word in words if not word.startswith(("sweep=", "hydra")))))
 
 
-def few_values(words: list[str], most: int) -> list[str]:
-    """Return the words of a sweep with the first ``most`` values of the setting that has as many, and the first of others."""
-    few = []
-    for word in words:
-        key, _, value = word.partition("=")
-        if re.fullmatch(r"[\w./@]+=[\w./]+(,[\w./]+)+", word):
-            few.append(f"{key}={','.join(value.split(',')[:most])}")
-            most = 1
-        else:
-            few.append(word)
-    return few
+def first_value(word: str) -> str:
+    """Return a word of a sweep with the first of its values."""
+    key, _, value = word.partition("=")
+    return word if value[:1] in "[{'\"" else f"{key}={value.split(',')[0]}"
 
 
-@pytest.mark.parametrize("command", documented_commands())
-def test_readme_command_runs(
-    command: str, session_folder: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As written, with the tiny size, the session's artefacts, and small things in place of one's own text and model.
-
-    A sweep goes over the first two values of one setting and the first of the others; settings alone are checked for one each.
-    """
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [command for command in DOCUMENTED if not re.search(PLACES, command)])
+def test_a_documented_command_runs(command: str, session_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As written, with the tiny size and the session's artefacts."""
     words = shlex.split(command, comments=True)[2:]
-    words = few_values(words, 1 if "stages=[]" in words else 2)
-    if any(word.startswith("prompt_file=") for word in words):
-        (tmp_path / "prompt.txt").write_text("import os")
-        if "stages=[]" not in words and not any("train_small" in word for word in words):
-            run(
-                composed_tiny(session_folder, "experiment=trime_ext", "index.k=16", "index.factory=null", "evaluate.tokens=200")
-            )
-        words = [word.replace("=FILE", f"={tmp_path}/prompt.txt") for word in words]
-    if "export.path=DIR" in words:  # of a finished run
-        places = {"export.path=DIR": f"export.path={tmp_path}/bundle", "stages=[export]": f"stages=[{','.join(STAGES)},export]"}
-        words = [places.get(word, word) for word in words]
-    if "model=smollm2" in words:
-        place_of = words.index("model=smollm2")
-        words[place_of : place_of + 1] = ["model=pretrained", "model.name=DIR"]
-    if "model.name=DIR" in words:
-        pytest.importorskip("peft", reason="peft is not installed")
-        words = [word.replace("model.name=DIR", f"model.name={save_model('Llama', tmp_path / 'model')}") for word in words]
-    if "dataset=multi30k" in words:
-        pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
-        words = [
-            "dataset=phrases" if word == "dataset=multi30k" else word for word in words if not word.startswith("dataset.path")
+    if not any(word.startswith("report.runs") for word in words):
+        places = [f"paths.data={session_folder}/data", f"paths.outputs={session_folder}/outputs"]
+        words += [*SHORT, *places, *NO_PICTURES, "logger=none", "hydra.sweeper.n_trials=1"][
+            : None if "sweep=optuna" in words else -1
         ]
-    words = ["questions=rooms" if word.startswith("questions.path=") else word for word in words]
-    if "questions=babilong" in words:
-        words = [word for word in words if not word.startswith("questions")] + ["questions=rooms", "questions.count=6"]
-    if any(word.startswith("experiment=attendre/") for word in words):
-        words += ["model.memory_size=8,16", "model.chunk=8", "eviction=fifo"]
-    words = [re.sub(r"(path=)(DIR|NOVELS|WIKITEXT2|BYTES|\S*(?:TEXT|CODE))$", rf"\1{text_folder}", word) for word in words]
-    words = [re.sub(r"^((?:dataset|dataset@\w+\.dataset)=)wikitext\d+$", r"\1folder", word) for word in words]
-    if "dataset=enwik8" in words and f"dataset.path={text_folder}" in words:
-        (text_folder / "enwik8").write_bytes(b"one byte after another " * 2000)
-    if "table=passkey" in words:
-        words = [word.replace("questions.background=DIR", f"questions.background={text_folder}") for word in words]
-        words += ["model=pretrained", f"model.name={save_model('Llama', tmp_path / 'model')}", "questions.count=2"]
-        words = ["-m", *words, "questions.words=40,60", "eviction=fifo,sink"]
-    for table in [word for word in words if word.startswith("table=") and word != "table=passkey"]:
-        params = composed(table, return_hydra=True).hydra.sweeper.params
-        rows = [f"experiment={','.join(params.experiment.split(',')[-2:])}"] if "experiment" in params else ["index=exact"]
-        words = ["-m", *words, *rows]
-    if "experiment=ablation/test_memory" in words:
-        words = ["-m", *words, "trained_with=plain,local", "tested_with=local"]
-    if any(word.endswith("engine=ray") for word in words):
-        pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
-    words = [re.sub(r"^trainer.devices=\d+$", "trainer.devices=2", word) for word in words]
-    words += ["hydra.sweeper.n_trials=1"] * ("sweep=optuna" in words)
-    if "stages=[plan]" in words:
-        words = [re.sub(r"^plan.check=.*", "plan.check=[900]", word) for word in words] + ["plan.probes=[300,500,700]"]
-    large = ("size=", "train.", "small.", "datastore.tokens", "evaluate.tokens", "logger", "segments.length", "batching.size")
-    words = [word for word in words if not word.startswith(large)]
-    if "experiment=reproduce/released/trime_mt" in words:
-        pytest.importorskip("sacremoses", reason="sacremoses is not installed")
-        (tmp_path / "iwslt14").mkdir()
-        given = Released(tmp_path / "iwslt14", (False, True), seed=0).overrides[:3]  # checkpoint, dictionaries, text
-        words = [word for word in words if not word.startswith(("checkpoint=", "dictionary=", "dataset.path="))] + given
-    elif any(word.startswith("checkpoint=") for word in words):
-        words = released(words)
-    if any("report.runs" in word for word in words):
-        run(composed_tiny(session_folder, "experiment=vanilla", f"paths.outputs={tmp_path}/outputs"))
-        words = [word.replace("outputs/", f"{tmp_path}/outputs/") for word in words]
-    tiny = [
-        "size=tiny",
-        "train.updates=2",
-        "trainer.enable_progress_bar=false",
-        "logger=none",
-        "report.samples.passages=0",
-        "index.k=16",
-        "index.factory=null",
-        "evaluate.tokens=200",
-        f"paths.data={session_folder}/data",
-        f"paths.outputs={session_folder}/outputs",
-        *NO_PICTURES,
-    ]
-    if "stages=[audit]" in words:  # of a finished run
-        monkeypatch.setattr("sys.argv", ["cli.py", *(word for word in words if not word.startswith("stages=")), *tiny])
-        assert command_line.main() == 0
-    if "stages=[]" in words:
-        run(composed(*without_dashes([word for word in few_values(words, 1) if word != "-m"]), *tiny))
-        return
-    monkeypatch.setattr("sys.argv", ["cli.py", *words, *tiny])
+    monkeypatch.setattr("sys.argv", ["cli.py", *words])
     assert command_line.main() == 0
-
-
-def released(words: list[str]) -> list[str]:
-    """Replace a downloaded checkpoint by a small one of the same format, with its dictionary and text."""
-    corpus = DATA / corpus_of(models()[0])
-    kept = [word for word in words if not word.startswith(("checkpoint=", "dictionary=", "dataset", "experiment=reproduce"))]
-    text = ["dataset=folder", f"dataset.path={corpus}/text", "dataset.tokenizer._target_=trime.data.tokenizers.Whitespace"]
-    given = [f"checkpoint={checkpoint(models()[0])}", f"dictionary={corpus}/dict.txt"]
-    return [*kept, *text, *given, "evaluate.block=16", "evaluate.context=16"]
 
 
 @pytest.mark.parametrize("target", ["wikitext103", pytest.param("enwik8", marks=pytest.mark.slow)])
@@ -350,17 +238,3 @@ def test_a_job_that_is_preempted_is_requeued_and_resumes(session_folder: Path, t
     files = [next(tmp_path.glob(f"{name}/runs/*/*/results.json")) for name in ("preempted", "whole")]
     one, other = ([row["perplexity"] for row in json.loads(file.read_text())["metrics"]["test"]] for file in files)
     assert one == other
-
-
-@pytest.mark.parametrize(
-    ("words", "runs"),
-    [
-        ("-m experiment=vanilla,trime seed=0,1,2 size=tiny", 6),
-        ("-m seed=range(4) tune.memory_size=[64,128]", 4),
-        ("experiment=vanilla,trime", 0),
-        ("-m seed=0,1 sweep=optuna", 0),
-        ("-m seed=[", 0),
-    ],
-)
-def test_a_sweep_says_how_many_runs_it_has(words: str, runs: int) -> None:
-    assert command_line.sweep_size(words.split()) == runs

@@ -162,6 +162,7 @@ CHECKS: dict[str, Callable[[Path], bool]] = {
     "A batching policy": lambda outputs: settings_of(outputs).batching._target_.endswith(".ByLength"),
     "A memory in training": lambda outputs: settings_of(outputs).memory.visibility._target_.endswith(".Nearby"),
     "A memory at test": lambda outputs: any("unigrams" in row for row in rows_of(outputs)),
+    "A second datastore": lambda outputs: {*results_of(outputs)["datastores"]} == {"external", "poems"},
     "An eviction policy": lambda outputs: results_of(outputs)["metrics"]["test"][-1]["eviction"] == "lottery",
     "A mixture": lambda outputs: rows_of(outputs)[-1] == "constant: vocabulary, local, long",
     "A backbone": lambda outputs: settings_of(outputs).model.backbone._target_.endswith(".GRU"),

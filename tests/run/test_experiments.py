@@ -19,9 +19,10 @@ from safetensors.torch import load_file
 
 from tests.conftest import ROOT, composed
 from tests.helpers.experiments import EVERY, TRANSLATE
+from trime.config.check import check_parts, validate
 from trime.data.parallel.base import Parallel
 from trime.errors import UserError
-from trime.io import partial_of
+from trime.io import partial_of, plain
 from trime.memory.retrieval import factories
 from trime.models.network import build_network
 from trime.pipeline.rows import rows_of
@@ -30,7 +31,7 @@ from trime.run.runner import run
 from trime.stages import encode
 
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models
-OF_OTHER_TESTS = ("experiment", "size", "table", "trained_with", "tested_with", "reproduce", "hydra")
+OF_OTHER_TESTS = ("experiment", "size", "table", "hydra")
 GROUPS = {
     path.name: sorted(choice.stem for choice in path.glob("*.yaml"))
     for path in sorted((ROOT / "conf").iterdir())
@@ -38,7 +39,21 @@ GROUPS = {
 }
 
 
-ABLATIONS = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "ablation").glob("*.yaml"))
+CONF = ROOT / "conf"
+EXPERIMENT_FILES = [
+    path.relative_to(CONF / "experiment").with_suffix("").as_posix() for path in (CONF / "experiment").rglob("*.yaml")
+]
+ABLATIONS = sorted(path.stem for path in (CONF / "experiment" / "ablation").glob("*.yaml"))
+DOMAINS = sorted(path.stem for path in (CONF / "experiment" / "domain").glob("*.yaml"))
+TABLES = sorted(path.stem for path in (CONF / "table").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in EXPERIMENT_FILES if not name.startswith("reproduce/")))
+def test_every_experiment_is_valid(name: str) -> None:
+    """Its settings are those of the schema, and its parts take the arguments that it gives them (test_ledger: reproduce/…)."""
+    config = composed(f"experiment={name}")
+    validate(config)
+    check_parts(plain(config))
 
 
 def swept(config: DictConfig) -> dict[str, list[str]]:
@@ -50,18 +65,23 @@ def swept(config: DictConfig) -> dict[str, list[str]]:
     return params
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
-def test_an_ablation_is_a_sweep(name: str, tiny: Callable[..., DictConfig]) -> None:
-    """One command each; every value composes, with the names that published results have."""
-    config = tiny(f"experiment=ablation/{name}", return_hydra=True)
-    assert config.hydra.mode.name == "MULTIRUN" and config.name.startswith(f"ablation_{name}")
-    params = swept(config)
+@pytest.mark.parametrize(
+    "choice", [*(f"experiment=ablation/{name}" for name in ABLATIONS), *(f"table={name}" for name in TABLES)]
+)
+def test_a_sweep_has_runs_of_different_names_and_those_that_are_published(choice: str, tiny: Callable[..., DictConfig]) -> None:
+    """Every value is valid. An ablation has a run for each; a table that sweeps over experiments has theirs."""
+    config = tiny(choice, return_hydra=True)
+    assert config.hydra.mode.name == "MULTIRUN"
+    params, group = swept(config), choice.partition("=")[2].rpartition("/")[2]
     for key, values in params.items():
-        assert all(tiny(f"experiment=ablation/{name}", f"{key}={value}") for value in values)
-    published = {row for rows in (config.report.published or {}).values() for row in rows if row.startswith("ablation_")}
+        for value in values:
+            validate(tiny(choice, f"{key}={value}"))
+    published = {
+        row for rows in config.report.published.values() for row in rows if row.startswith((f"ablation_{group}_", f"{group}_"))
+    }
     if published:
         settings = ([f"{key}={value}" for key, value in zip(params, own, strict=True)] for own in product(*params.values()))
-        assert published <= {tiny(f"experiment=ablation/{name}", *own).name for own in settings}
+        assert published <= {tiny(choice, *own).name for own in settings}
 
 
 @pytest.mark.parametrize("name", [ABLATIONS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in ABLATIONS[1:])])
@@ -70,20 +90,6 @@ def test_an_ablation_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
     params = swept(tiny(f"experiment=ablation/{name}", return_hydra=True))
     second = [f"{key}={values[min(1, len(values) - 1)]}" for key, values in params.items()]
     assert run(tiny(f"experiment=ablation/{name}", *second, "tune.memory_size=[64]")).loss is not None
-
-
-OF_SETTINGS = {"frontier", "passkey"}  # tables that are no sweeps over experiments
-TABLES = sorted(path.stem for path in (ROOT / "conf" / "table").glob("*.yaml") if path.stem not in OF_SETTINGS)
-DOMAINS = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "domain").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_is_a_sweep_over_experiments_that_exist(name: str, tiny: Callable[..., DictConfig]) -> None:
-    """Its published results are of rows that it makes."""
-    config = tiny(f"table={name}", return_hydra=True)
-    rows = [tiny(f"experiment={row}").name for row in config.hydra.sweeper.params.experiment.split(",")]
-    assert config.hydra.mode.name == "MULTIRUN" and config.report.name == name and len({*rows}) == len(rows) > 3
-    assert any({*own} & {*rows} for own in config.report.published.values())
 
 
 def test_passkey_is_a_sweep_over_policies_sizes_and_lengths(tiny: Callable[..., DictConfig]) -> None:
@@ -187,9 +193,7 @@ def test_every_size_fits_every_experiment(size: str, name: str) -> None:
 def test_every_choice_of_every_group_is_understood(number: int, text_folder: Path) -> None:
     """One choice of each group at once, as far as it has so many; composing each by itself would take minutes."""
     chosen = {group: choices[number] for group, choices in GROUPS.items() if number < len(choices)}
-    memories = chosen.get("memories")
-    keys = {"memories": f"memories@memories.{memories}", "figures": "+figures@report.figures.tried"}
-    keys |= {"published": "published@report.published"}
+    keys = {"test_memories": f"test_memories@test_memories.{chosen.get('test_memories')}"}
     config = composed(*(f"{keys.get(group, group)}={choice}" for group, choice in chosen.items()))
     for group in {"batching", "neighbours", "schedule"} & {*chosen}:
         assert instantiate(config[group], _convert_="all") is not None
@@ -241,9 +245,8 @@ def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
     store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=valid"]
     plan = Plan(tiny("experiment=trime_ext", *other, *store))
     run(plan.config)
-    assert plan.index is not None
     asked = [plan.valid.summary(), plan.test.summary()]
-    assert [plan.index.knn_memory(split).hide_own for split in asked] == [True, False]
+    assert [plan.memories.datastores[0].index.knn_memory(split).hide_own for split in asked] == [True, False]
 
 
 def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
@@ -251,13 +254,13 @@ def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[
     store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=test"]
     plan = Plan(tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", *store))
     run(plan.config)
-    assert plan.index is not None and plan.index.knn_memory(plan.test.summary()).hide_own
+    assert plan.memories.datastores[0].index.knn_memory(plan.test.summary()).hide_own
 
 
 def test_a_given_model_and_datastore_give_the_same_results(tiny: Callable[..., DictConfig]) -> None:
     plan = Plan(tiny("experiment=knn_lm"))
     loss = run(plan.config).loss
-    given = tiny("experiment=knn_lm", f"checkpoint={plan.model.path()}", f"datastore.path={plan.store.path()}")
+    given = tiny("experiment=knn_lm", f"checkpoint={plan.model.path()}", f"datastore.path={plan.store_of(plan.config).path()}")
     assert run(given).loss == loss
 
 
@@ -266,7 +269,7 @@ def test_documents_of_test_in_a_given_datastore_are_said(tiny: Callable[..., Dic
     settings = "experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", "datastore.tokens=900"
     plan = Plan(tiny(*settings, "stages=[prepare,fit,encode]"))
     run(plan.config)
-    given = Plan(tiny(*settings, f"checkpoint={plan.model.path()}", f"datastore.path={plan.store.path()}"))
+    given = Plan(tiny(*settings, f"checkpoint={plan.model.path()}", f"datastore.path={plan.store_of(plan.config).path()}"))
     notes = [note for note in given.duplicates if "datastore.path=" in note]
     assert [note.split(" documents")[0] for note in notes] == ["valid: 2 of 3", "test: 1 of 3"]
     assert "test/0.txt" in notes[1] and "as" not in notes[1].split("instance")[1].split(")")[0]
@@ -303,7 +306,7 @@ def test_neighbours_and_index_backends(
     assert losses["factory=Cells"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=IVF16_SQ8"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=auto"] == pytest.approx(exact, abs=0.05)
-    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.nprobe=16", *few)).index
+    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.nprobe=16", *few)).memories.datastores[0].index
     assert index is not None
     told = index.summary()
     assert told["index"].startswith("Cells") and told["nprobe"] > 1 and told["expected_recall"] >= 0.95
@@ -327,7 +330,7 @@ def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(
     for dtype in ("float16", "int8"):
         config = tiny(*few, f"datastore.dtype={dtype}")
         losses.append(run(config).loss)
-        store = Plan(config).store.path()
+        store = Plan(config).store_of(config).path()
         sizes.append(sum(load_file(file)["g"].nbytes for file in store.glob("*.safetensors")))
     assert losses[1] == pytest.approx(losses[0], abs=0.02) and losses[1] != losses[0]
     assert sizes[1] == sizes[0] / 2
@@ -348,7 +351,7 @@ def test_time_and_disk_are_forecast(
     for stage in ("prepare", "fit"):
         for artefact in plan.made_by(stage):
             artefact.make()
-    told = plan.store if section == "datastore" else plan.valid
+    told = plan.store_of(config) if section == "datastore" else plan.valid
     disk = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: disk._replace(free=1000))
     with pytest.raises(UserError, match="free space"):

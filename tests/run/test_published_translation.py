@@ -12,7 +12,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import ROOT, experiment
-from trime.config.reproduce import reproduced_rows
+from trime.inspection.ledger import reproductions
 from trime.io import plain
 
 COMMANDS = json.loads((ROOT / "tests" / "published_commands.json").read_text())["evaluate"]
@@ -156,7 +156,7 @@ def commands(section: str) -> list[dict[str, Any]]:
 
 def deviations(name: str) -> str:
     """What the experiment's row names as deviations."""
-    return " ".join(reproduced_rows()[f"reproduce/{name}"].deviations)
+    return " ".join(reproductions()[f"reproduce/{name}"]["deviations"].values())
 
 
 def decides_nothing(section: str, flag: str) -> bool:

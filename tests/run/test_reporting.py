@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from tests.conftest import NO_PICTURES
+from tests.conftest import NO_PICTURES, composed
+from tests.helpers.results import made, scored
 from trime.inspection.samples import Samples
 from trime.plan.language_model import Plan
 from trime.report.results import read_run, write_results
+from trime.report.run_result import ScoredRun
 from trime.run import command_line, log_results
 from trime.run.baseline import is_own
 from trime.run.runner import run
@@ -28,13 +30,13 @@ def test_a_later_command_does_not_change_what_made_the_results(tiny: Tiny, tmp_p
     run(tiny(*words))
     file = Plan(tiny(*words)).run_folder / "results.json"
     earlier = {"created": "2000-01-01T00:00:00+00:00", "command": "python cli.py experiment=trime", "commit": "abc"}
-    write_results(file, read_run(file) | earlier)
+    write_results(file, read_run(file).model_copy(update=earlier))
     run(tiny(*words, "evaluate.analysis=true", "trainer.devices=1"))
     results = read_run(file)
-    assert earlier.items() <= results.items() and "analysis" in results
-    write_results(file, results | {"artefacts": {"evaluate": "another"}})
+    assert isinstance(results, ScoredRun) and earlier.items() <= results.to_json().items() and results.analysis
+    write_results(file, results.model_copy(update={"artefacts": {"evaluate": "another"}}))
     run(tiny(*words))
-    assert read_run(file)["created"] > "2020"
+    assert read_run(file).created > "2020"  # type: ignore[operator]
 
 
 def test_results_come_before_what_decorates_them(
@@ -46,7 +48,7 @@ def test_results_come_before_what_decorates_them(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Samples, "passage", interrupt)
         run(config)
-    assert read_run(folder / "results.json")["metrics"] and (folder / "table.md").exists()
+    assert read_run(folder / "results.json").metrics and (folder / "table.md").exists()
     assert f"results: {folder / 'results.json'}" in capsys.readouterr().out and not (folder / "page.html").exists()
     run(config)
     assert "Test text, scored" in (folder / "page.html").read_text()
@@ -61,10 +63,10 @@ def interrupt(*_: object) -> None:
 def test_a_logger_that_is_added_later_gets_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has them gets them again only when they have changed, whatever code or host made them."""
     logged: list[tuple[str, float]] = []
-    monkeypatch.setattr(log_results, "log_results", lambda logger, results, *report: logged.append((logger, results["loss"])))
+    monkeypatch.setattr(log_results, "log_results", lambda logger, results, *report: logged.append((logger, results.row.loss)))
 
     def log(loss: float, *loggers: str, commit: str = "a") -> None:
-        results = {"loss": loss, "commit": commit}
+        results = scored(made("trime", 0, [loss]) | {"commit": commit})
         log_results.log_once(lambda: [*loggers], [*loggers], tmp_path, results, [], {})  # type: ignore[list-item]
 
     log(1.0)
@@ -77,7 +79,7 @@ def test_a_logger_that_is_added_later_gets_the_results(tmp_path: Path, monkeypat
 def test_stages_have_durations(tiny: Tiny) -> None:
     config = tiny("experiment=knn_lm")
     run(config)
-    durations = read_run(Plan(config).run_folder / "results.json")["durations"]
+    durations = json.loads((Plan(config).run_folder / "results.json").read_text())["durations"]
     assert {"prepare", "fit", "encode", "datastore", "tune", "evaluate"} == durations.keys()
     assert durations["fit"] > 0 and all(seconds >= 0 for seconds in durations.values())
 
@@ -111,8 +113,11 @@ def test_a_run_is_compared_with_its_baseline(
 
 def test_what_a_baseline_takes_over() -> None:
     own = ["experiment", "memory", "memory.metric", "neighbours", "neighbours.exclude", "name", "evaluate.rows"]
-    shared = ["seed", "train.updates", "dataset", "dataset.path", "evaluate.tokens", "memories@memories.other"]
-    assert all(map(is_own, own)) and not any(map(is_own, shared))
+    shared = ["seed", "train.updates", "dataset", "dataset.path", "evaluate.tokens", "test_memories@test_memories.other"]
+    config = composed("experiment=trime_long")
+    assert all(is_own(key, config) for key in [*own, "long.across_documents"]) and not any(
+        is_own(key, config) for key in shared
+    )
 
 
 @pytest.mark.parametrize("mixture", ["none", "adaptive"])
@@ -124,7 +129,7 @@ def test_every_scored_token_is_written(mixture: str, tiny: Tiny, capsys: pytest.
     file = plan.run_folder / "tokens.jsonl"
     assert str(file) in capsys.readouterr().out and "tokens.jsonl" in (plan.run_folder / "page.html").read_text()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    row = read_run(plan.run_folder / "results.json")["metrics"]["test"][-1]
+    row = json.loads((plan.run_folder / "results.json").read_text())["metrics"]["test"][-1]
     assert len(lines) == row["tokens"]
     assert -sum(line["log_probability"] for line in lines) / len(lines) == pytest.approx(row["loss"], abs=1e-5)
     for line in lines:

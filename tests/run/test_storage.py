@@ -89,7 +89,7 @@ def test_unnamed_runs_may_go(outputs: Tiny, capsys: pytest.CaptureFixture[str]) 
     """With storage.keep=named runs without name= on their command go, with what they alone need."""
     config = outputs("stages=[prune]", "storage.keep=named", "storage.delete=true")
     (file,) = Path(config.paths.outputs).glob("runs/cache/*/results.json")
-    write_results(file, read_run(file) | {"command": "python cli.py experiment=cache name=cache"})
+    write_results(file, read_run(file).model_copy(update={"overrides": ["experiment=cache", "name=cache"]}))
     run(config)
     assert [path.name for path in Path(config.paths.outputs).glob("runs/*/*")] == [file.parent.name]
     run(outputs("experiment=cache", "stages=[evaluate,report]"))
@@ -103,7 +103,7 @@ def test_runs_that_do_not_match_stay(outputs: Tiny) -> None:
     run(config)
     after = {folder.name for folder in artefact_folders(config)}
     assert [path.name for path in Path(config.paths.outputs).glob("runs/*/*")] == [file.parent.name]
-    assert after == set(read_run(file)["made_from"]) and after < before
+    assert after == {*read_run(file).made_from} and after < before
 
 
 def test_matching_without_giving_up_runs_deletes_nothing(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +145,7 @@ def test_data_that_other_outputs_may_use_stays(outputs: Tiny, tmp_path: Path) ->
 def test_a_run_that_does_not_say_what_it_needs_stops_prune(outputs: Tiny) -> None:
     config = outputs("stages=[prune]")
     (file,) = Path(config.paths.outputs).glob("runs/cache/*/results.json")
-    write_results(file, {key: value for key, value in read_run(file).items() if key != "made_from"})
+    write_results(file, read_run(file).model_copy(update={"made_from": None}))
     with pytest.raises(UserError, match="run its command again"):
         run(config)
 
@@ -156,7 +156,7 @@ def test_one_run_is_deleted_by_its_name(outputs: Tiny, capsys: pytest.CaptureFix
     place = Path(config.paths.outputs)
     (place / "artefacts" / "tune-2").mkdir()
     theirs = {*place.glob("runs/cache/*")}
-    needs = {name: {*read_run(next(place.glob(f"runs/{name}/*/results.json")))["made_from"]} for name in ("vanilla", "cache")}
+    needs = {name: {*read_run(next(place.glob(f"runs/{name}/*/results.json"))).made_from} for name in ("vanilla", "cache")}
     capsys.readouterr()
     run(config)
     assert "could be deleted" in capsys.readouterr().out and all(folder.is_dir() for folder in theirs)

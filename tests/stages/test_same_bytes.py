@@ -39,7 +39,7 @@ def test_a_store_fits_the_same_model_trained_again(tiny: Callable[..., DictConfi
         tiny("experiment=knn_lm", "dataset.modules=20", f"paths.outputs={tmp_path}/{number}") for number in range(2)
     )
     run(first)
-    store: Artefact | None = Plan(first).store
+    store: Artefact | None = Plan(first).store_of(first)
     assert store is not None
     other = tiny("experiment=knn_lm", "dataset.modules=20", f"paths.outputs={tmp_path}/1", f"datastore.path={store.path()}")
     assert run(other).loss == run(again).loss

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from trime.memory.base import Carried
+from trime.memory.base import StateScope
 from trime.pipeline.manifest import part_files
 from trime.plan.language_model import Plan
 from trime.run.runner import run
@@ -103,16 +103,16 @@ def test_parts_begin_where_nothing_is_carried(
     encoded = Plan(config).valid
     windows = [*read_windows(encoded.path(), scoring.device_of(config))]
     monkeypatch.setattr(scoring, "PART", 100)
-    for carried in Carried:
+    for carried in StateScope:
         parts = text_parts(encoded, carried)
         read = [[*scoring.windows_of(encoded, part)] for part in parts]
         assert [len(window.contexts.token) for part in read for window in part] == [len(w.contexts.token) for w in windows]
         assert [sum(len(window.query.token) for window in part) for part in read] == [part.tokens for part in parts]
         assert [part.before for part in parts] == [sum(part.tokens for part in parts[:number]) for number in range(len(parts))]
         first = [{int(document) for window in part for document in window.contexts.positions.document} for part in read]
-        if carried == Carried.TEXT:
+        if carried == StateScope.CORPUS:
             assert len(parts) == 1
         else:
             assert len(parts) > 2 and all(part.tokens >= 100 for part in parts[:-1])
-        if carried == Carried.DOCUMENT:
+        if carried == StateScope.DOCUMENT:
             assert sum(map(len, first)) == len(set.union(*first))

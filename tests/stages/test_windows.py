@@ -23,8 +23,9 @@ WORDS = "experiment=knn_lm", "dataset.modules=20", "train.updates=2"
 def plan_of(tiny: Callable[..., DictConfig], tmp_path: Path, *settings: str) -> tuple[Plan, Encode]:
     """Return the plan of a run of the first stages, and what encodes its datastore."""
     plan = Plan(tiny(*WORDS, "stages=[prepare,fit,encode]", f"paths.outputs={tmp_path}/outputs", *settings))
-    assert isinstance(plan.store, Encode)
-    return plan, plan.store
+    store = plan.store_of(plan.config)
+    assert isinstance(store, Encode)
+    return plan, store
 
 
 def shards(store: Encode) -> list[bytes]:
@@ -48,7 +49,7 @@ def test_a_datastore_has_windows_of_its_own(tiny: Callable[..., DictConfig], tmp
         run(one.config)
     assert shards(store) == shards(expected) != []
     assert plan.valid.name == default_plan.valid.name != other_plan.valid.name and store.name != default.name
-    windows = store.windows(plan.stored_corpus.corpus())
+    windows = store.windows(plan.text_of(plan.config).corpus())
     assert int(windows.context.max()) == sizes["context"] and int((windows.length - windows.context).max()) == sizes["block"]
 
 
@@ -66,7 +67,7 @@ def test_windows_of_like_length_are_read_together(tiny: Callable[..., DictConfig
     """Each batch holds the next longest windows; the shards hold what windows read one by one give, in the text's order."""
     plan, store = plan_of(tiny, tmp_path, "evaluate.batch_tokens=300")
     run(plan.config)
-    corpus = plan.stored_corpus.corpus()
+    corpus = plan.text_of(plan.config).corpus()
     windows = store.windows(corpus)
     batches = store.batches(windows, False)
     lengths = windows.length[np.concatenate(batches)]
@@ -94,7 +95,7 @@ def test_the_published_order_is_of_windows_without_context(
     others = f"evaluate.context={8 - context}", "compatibility.sorted_windows=true", "mixture.model.history=[]"
     plan, store = plan_of(tiny, tmp_path, f"datastore.context={context}", *others)
     run(plan.config)
-    lengths = store.windows(plan.stored_corpus.corpus()).length
+    lengths = store.windows(plan.text_of(plan.config).corpus()).length
     assert (lengths[1:] >= lengths[:-1]).all() == (context == 0)
 
 

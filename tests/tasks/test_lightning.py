@@ -114,8 +114,13 @@ def test_callbacks_loggers_and_arguments_come_from_settings(tiny: Tiny, tmp_path
     fixed = ("experiment=vanilla", "dataset.modules=20", f"paths.outputs={tmp_path}")
     plain, logged = Plan(tiny(*fixed)), Plan(tiny(*fixed, CSV))
     assert plain.fit.fingerprint == logged.fit.fingerprint and config_hash(plain.config) == config_hash(logged.config)
-    config = tiny(*fixed, LR, CSV, "train.log_every=1", "+trainer.limit_val_batches=2")
-    others = [tiny(*fixed, LR), tiny(*fixed, "trainer.limit_val_batches=2"), tiny(*fixed, "callbacks=learning_rate"), config]
+    config = tiny(*fixed, LR, CSV, "train.log_every=1", "+trainer.extra.limit_val_batches=2")
+    others = [
+        tiny(*fixed, LR),
+        tiny(*fixed, "+trainer.extra.limit_val_batches=2"),
+        tiny(*fixed, "callbacks=learning_rate"),
+        config,
+    ]
     hashes = {Plan(other).fit.fingerprint for other in others}
     assert len(hashes) == 3 and plain.fit.fingerprint not in hashes and len(set(map(config_hash, others))) == 3
     assert Plan(tiny(*fixed, LR, "callbacks.lr=null")).fit.fingerprint == plain.fit.fingerprint
@@ -142,7 +147,7 @@ def test_epochs_of_few_batches(argument: str, tiny: Tiny, tmp_path: Path, monkey
     """Validations and checkpoints are by updates all the same, and a killed training resumes to the same weights."""
     options = (
         *("experiment=vanilla", "dataset.modules=20", "train.updates=8", "train.accumulate=2", "train.validate_every=3"),
-        *("train.checkpoint_every=2", "train.keep=last", f"+trainer.{argument}=4"),
+        *("train.checkpoint_every=2", "train.keep=last", f"+trainer.extra.{argument}=4"),
     )
     whole, broken = (tiny(*options, f"paths.outputs={tmp_path}/{name}") for name in ("whole", "broken"))
     weights = train(whole)
@@ -173,19 +178,19 @@ def test_a_checkpoint_without_a_scheduler_is_refused() -> None:
 
 
 def test_a_profile_is_shown(tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    train(tiny("experiment=vanilla", "dataset.modules=20", "+trainer.profiler=simple", f"paths.outputs={tmp_path}"))
+    train(tiny("experiment=vanilla", "dataset.modules=20", "+trainer.extra.profiler=simple", f"paths.outputs={tmp_path}"))
     assert "run_training_epoch" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("+trainer.limit_valid_batches=2", "trainer.limit_valid_batches: .* is it limit_val_batches"),
-        ("trainer.devies=2", "trainer.devies: .* is it devices"),
-        ("+trainer.max_steps=3", "trainer.max_steps: .* train.updates"),
-        ("+trainer.accumulate_grad_batches=3", "train.accumulate"),
-        ("+trainer.gradient_clip_val=1", "train.clip_norm"),
-        ("+trainer.limit_val_batches=many", "trainer.limit_val_batches=many"),
+        ("+trainer.extra.limit_valid_batches=2", "trainer.extra.limit_valid_batches: is it trainer.extra.limit_val_batches"),
+        ("+trainer.devies=2", "trainer.devies: is it trainer.devices"),
+        ("+trainer.extra.max_steps=3", "trainer.extra.max_steps: .* train.updates"),
+        ("+trainer.extra.accumulate_grad_batches=3", "train.accumulate"),
+        ("+trainer.extra.gradient_clip_val=1", "train.clip_norm"),
+        ("+trainer.extra.limit_val_batches=many", "trainer.extra.limit_val_batches=many"),
         ("+callbacks.lr=3", "callbacks.lr=3: .*_target_"),
         ("+callbacks.lr={_target_: nowhere.Lr}", "callbacks.lr._target_=nowhere.Lr"),
         (f"+callbacks.lr={{_target_: {__name__}.Broken}}", "callbacks.lr: .* not a Lightning callback"),

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from trime.config.messages import message_of
-from trime.run.command_line import format_error
+from trime.run.command_line import format_error, message_of
 
 SECONDS = 60  # after which an attempt counts as a hang
 GOOD = ("told", "same")
@@ -59,7 +58,7 @@ def attempt(what: str, action: Callable[[], Any], named: str, expected: Any = No
     except Hang:
         return Case(what, "hang")
     except (HydraException, OmegaConfBaseException) as error:
-        return told(what, message_of(error), named)
+        return told(what, message_of(error, []), named)
     except Exception as error:
         try:
             return told(what, format_error(error), named)

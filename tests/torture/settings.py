@@ -44,8 +44,7 @@ FREE = (
     "logger.lightning",
     "report.figures",
     "report.published",
-    "choices",
-    "trainer.max_time",
+    "trainer.extra",
     "dataset.cache",
 )
 LABELS = ("name", "mixture.kind", "report.against", "report.name", "logger.project")  # texts that are any word
@@ -84,8 +83,7 @@ def every_case() -> Iterator[tuple[tuple[str, ...], str, str]]:
             for wrong in malformed(value):
                 if not (wrong == "nonsense" and key in LABELS):
                     yield experiment, key, wrong
-            if key != "choice":  # there is also a setting of that name with an s
-                yield experiment, f"{key}s", "1"
+            yield experiment, f"{key}s", "1"
 
 
 def campaign(count: int | None, seed: int) -> list[Case]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,27 +24,19 @@ from trime.pipeline.settings import without
 from trime.plan.language_model import Plan
 from trime.progress import Progress
 from trime.report.results import portable, read_run, write_results
+from trime.report.run_result import ScoredRun
 from trime.stages.prepare import LEARNED
 
 log = logging.getLogger(__name__)
 
-BUNDLE, FORMAT = "bundle.json", 1
+BUNDLE, FORMAT = "bundle.json", 2
 CORPUS = ("vocabulary.json", "statistics.json", LEARNED)  # what is needed of a text that no memory holds
 PRETRAINED = "pretrained-model"  # the folder of a pretrained model
-ROLES: dict[str, Callable[[Plan], Artefact | None]] = {  # the artefacts that a writer reads
-    "corpus": lambda plan: plan.corpus,
-    "stored_corpus": lambda plan: plan.stored_corpus,
-    "model": lambda plan: plan.model,
-    "store": lambda plan: plan.store if plan.index else None,
-    "index": lambda plan: plan.index,
-    "grid": lambda plan: getattr(plan.tune, "grid", None),
-    "tune": lambda plan: plan.tune,
-}
 LEFT_OUT = ("expert_masses", "seconds.txt")  # files that only further stages of the run read
 OF_THE_RUN = (  # sections of the configuration that say how and where it was trained and reported
     "memory",
     *("export", "report", "logger", "callbacks", "storage", "paths", "prompt_file", "stages", "expected"),
-    *("small", "questions", "answering", "translation", "replay", "frontier", "domain"),
+    *("small", "questions", "answering", "translation", "replay", "frontier"),
 )
 
 
@@ -67,6 +59,7 @@ def export(plan: Plan) -> Path:
     if folder.exists():
         raise UserError(f"export.path={folder} exists: delete it, or name another folder")
     results = portable(read_run(plan.run_folder / "results.json"))
+    assert isinstance(results, ScoredRun)
     parts, disclosed = parts_of(plan), disclosed_memories(plan)
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)
@@ -77,7 +70,7 @@ def export(plan: Plan) -> Path:
         "format": FORMAT,
         "version": trime.__version__,
         "config": portable_config(plan),
-        "artefacts": {role: artefact.name for role, of in ROLES.items() if (artefact := of(plan)) is not None},
+        "artefacts": {role: artefact.name for role, artefact in roles_of(plan)},
     }
     write_json(partial / BUNDLE, content | {"checksum": checksum_of(content)})
     write_results(partial / "results.json", results)
@@ -89,26 +82,48 @@ def export(plan: Plan) -> Path:
     return folder
 
 
+def roles_of(plan: Plan) -> Iterator[tuple[str, Artefact]]:
+    """Yield the artefacts that a writer reads, with their role in the plan, as ``model`` or ``external.datastore``.
+
+    The text that the model learned from comes first: the description of others refers to it, so that a bundle must say which
+    artefact it is before they are described.
+    """
+    yield "corpus", plan.corpus
+    yield "model", plan.model
+    if grid := getattr(plan.tune, "grid", None):
+        yield "grid", grid
+    yield "tune", plan.tune
+    for name, memory in plan.memories.stored.items():
+        waiting = [memory.text, *memory.needs()]
+        while waiting:
+            artefact = waiting.pop(0)
+            if artefact not in (plan.corpus, plan.model):
+                yield f"{name}.{artefact.kind}", artefact
+                waiting += artefact.needs()
+
+
 def parts_of(plan: Plan) -> list[Part]:
     """Return the artefacts that a writer reads; UserError if one is missing."""
-    artefacts = [artefact for of in ROLES.values() if (artefact := of(plan)) is not None] + plan.memories.needs()
-    by_folder = {artefact.path(): artefact for artefact in artefacts}  # the same text may be trained on and stored
-    text = plan.stored_corpus if disclosed_memories(plan) else None
-    stored_split = f"{plan.config.datastore.split}."
+    by_folder = {artefact.path(): artefact for _, artefact in roles_of(plan)}  # two roles may have the same content
+    stored = [plan.memories.stored[name] for name in disclosed_memories(plan)]
+    splits = [(memory.text.path(), f"{memory.split}.") for memory in stored]
 
-    def goes_along(artefact: Artefact, file: Path) -> bool:
+    def goes_along(folder: Path, artefact: Artefact, file: Path) -> bool:
         if artefact.kind == "prepare":
-            return file.name in CORPUS or (artefact is text and file.name.startswith(stored_split))
+            return file.name in CORPUS or any(folder == text and file.name.startswith(split) for text, split in splits)
         return file.name != MANIFEST and not file.name.startswith(LEFT_OUT)
 
     files = {folder: [file for file in folder.rglob("*") if file.is_file()] for folder in by_folder}
-    return [Part(artefact, [file for file in files[at] if goes_along(artefact, file)]) for at, artefact in by_folder.items()]
+    return [
+        Part(artefact, [file for file in files[folder] if goes_along(folder, artefact, file)])
+        for folder, artefact in by_folder.items()
+    ]
 
 
 def disclosed_memories(plan: Plan) -> list[str]:
     """Return the names of the memories whose text goes along: those of the last row that are read from artefacts."""
     memories = plan.tune.rows()[-1].memories
-    return [name for name in plan.memories.stored() if name in memories]
+    return [name for name in plan.memories.stored if name in memories]
 
 
 def copy_parts(parts: list[Part], target: Path) -> None:
@@ -125,7 +140,7 @@ def copy_parts(parts: list[Part], target: Path) -> None:
                 bar.update(copy.stat().st_size)
             if artefact.kind == "prepare":  # of the text's place on this machine, only its name
                 statistics = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
-                write_json(folder / "statistics.json", statistics | {"place": statistics["name"]})
+                write_json(folder / "statistics.json", statistics | {"location": statistics["name"]})
             write_manifest(folder, artefact.name)
 
 
@@ -135,9 +150,17 @@ def portable_config(plan: Plan) -> dict[str, Any]:
     tokenizer = tokenizer_target(plan)
     reader = {"_target_": "trime.data.datasets.folder.Folder", "name": "bundle", "tokenizer": {"_target_": tokenizer}}
     config["dataset"], config["evaluate"]["dataset"] = reader, None
-    config["datastore"]["dataset"] = reader if plan.stored_corpus is not plan.corpus else None
     config["checkpoint"] = config["checkpoint"] and plan.model.folder.name
-    config["datastore"]["path"] = config["datastore"]["path"] and plan.store.folder.name
+    sections = [(plan.config, config["datastore"])]
+    for name, node in config["memories"].items():
+        if memory := plan.memories.stored.get(name):
+            sections += [(memory.config, node["datastore"])] if "datastore" in node else []
+        else:
+            node.pop("datastore", None)
+    for number, (of_section, section) in enumerate(sections):
+        named = reader | {"name": f"bundle {number}"}  # texts of different memories stay different
+        section["dataset"] = named if plan.text_of(of_section) is not plan.corpus else None
+        section["path"] = of_section.datastore.path and plan.store_of(of_section).folder.name
     config["mixture"].pop("path", None)
     config["index"]["engine"] = "local"
     if pretrained_folder(plan):

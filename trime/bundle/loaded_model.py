@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from trime.bundle.export import BUNDLE
 from trime.bundle.open import open_bundle
 from trime.checks import check_number, shown
-from trime.config.check import check_sections
+from trime.config.check import checked
+from trime.config.schema import Generate
 from trime.errors import UserError
 from trime.evaluation.generation import AttributedToken
 from trime.inspection.writers import GeneratedToken, Writer
@@ -43,8 +44,9 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     outputs, configured = file.parents[3], Path(config.paths.outputs).expanduser()  # of runs/NAME/seedN-HASH/config.yaml
     started_in = outputs if configured.is_absolute() else outputs.parents[len(configured.parts) - 1]
     config.paths.outputs = str(outputs)
-    paths = [(config.paths, "data"), (config, "checkpoint"), (config, "dictionary"), (config.datastore, "path")]
-    datasets = [config.dataset, config.evaluate.get("dataset"), config.datastore.get("dataset")]
+    stores = [config.datastore, *(node.datastore for node in config.test_memories.values() if node.get("datastore"))]
+    paths = [(config.paths, "data"), (config, "checkpoint"), (config, "dictionary"), *((store, "path") for store in stores)]
+    datasets = [config.dataset, config.evaluate.get("dataset"), *(store.get("dataset") for store in stores)]
     for part, name in [*paths, (config.mixture, "path"), *((dataset, "path") for dataset in datasets if dataset)]:
         if isinstance(given := part.get(name), str):
             part[name] = given if is_url(given) else str(started_in / Path(given).expanduser())
@@ -63,7 +65,7 @@ class LoadedModel:
         generate = self.plan.config.generate
         if unknown := settings.keys() - generate.keys():
             raise UserError(f"there is no setting {', '.join(sorted(unknown))}: choose from {', '.join(generate)}")
-        check_sections({"generate": plain(generate) | settings}, "generate")
+        checked(Generate, plain(generate) | settings, "generate")
         self.writer.restart(OmegaConf.merge(generate, settings))  # type: ignore[arg-type]
         return self.writer
 

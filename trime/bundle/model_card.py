@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from trime.report.tables import markdown, run_table
-from trime.report.texts import text_facts, text_notes
+from trime.report.run_result import ScoredRun
+from trime.report.tables import markdown, run_table, text_facts, text_notes
 
 TEMPLATE = """\
 ---
@@ -45,21 +43,20 @@ WARNING = """\
 """
 
 
-def model_card(results: dict[str, Any], disclosed: list[str]) -> str:
+def model_card(run: ScoredRun, disclosed: list[str]) -> str:
     """Return the model card of a run, with a warning that names the memories whose text goes along (``disclosed``)."""
-    machine, versions = results["hardware"], results["versions"]
-    parameters = f", of {results['parameters']:,} parameters" if results["parameters"] else ""
-    note = " ".join(text_notes(results))
+    parameters = f", of {run.parameters:,} parameters" if run.parameters else ""
+    note = " ".join(text_notes(run))
     return TEMPLATE.format(
-        name=results["name"],
-        version=versions.get("trime", ""),
+        name=run.name,
+        version=run.versions.get("trime", ""),
         parameters=parameters,
         warning=WARNING.format(memories=" and ".join(disclosed), s="s" * (len(disclosed) == 1)) if disclosed else "",
-        facts=text_facts(results),
-        table=markdown(*run_table(results)),
+        facts=text_facts(run),
+        table=markdown(*run_table(run)),
         note=f"{note}\n\n" if note else "",
-        command=results["command"] or "unknown",
-        commit=results["commit"] or "unknown",
-        packages=", ".join(f"{name} {versions[name]}" for name in ("python", "torch") if name in versions),
-        machine=machine["gpu"] or f"{machine['cores']} cores of {machine['cpu']}",
+        command=run.command or "unknown",
+        commit=run.commit or "unknown",
+        packages=", ".join(f"{name} {run.versions[name]}" for name in ("python", "torch") if name in run.versions),
+        machine=run.hardware["gpu"] or f"{run.hardware['cores']} cores of {run.hardware['cpu']}",
     )

@@ -8,12 +8,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from trime.bundle.export import BUNDLE, FORMAT, PRETRAINED, ROLES, replaced
+from trime.bundle.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
 from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
 from trime.data import tokenizers
 from trime.errors import UserError
 from trime.io import checksum_of
 from trime.plan.language_model import Plan
+
+SHARED = {"stored_corpus": ".prepare", "store": ".encode", "index": ".datastore"}  # roles of format 1, of all memories alike
 
 
 def open_bundle(folder: Path, trusted: bool) -> Plan:
@@ -26,20 +28,21 @@ def open_bundle(folder: Path, trusted: bool) -> Plan:
     if not trusted:
         check_targets(folder / BUNDLE, config)
     config["paths"] = {"outputs": str(folder), "data": str(folder / "data")}
-    for dataset in (config["dataset"], config["datastore"]["dataset"]):
-        if dataset:
-            dataset["path"] = str(folder)
     if config["checkpoint"]:
         config["checkpoint"] = str(outputs / config["checkpoint"])
-    if config["datastore"]["path"]:
-        config["datastore"]["path"] = str(outputs / config["datastore"]["path"])
+    config["dataset"]["path"] = str(folder)
+    for section in (config["datastore"], *(node["datastore"] for node in config["memories"].values() if "datastore" in node)):
+        if section.get("dataset"):
+            section["dataset"]["path"] = str(folder)
+        if section.get("path"):
+            section["path"] = str(outputs / section["path"])
     config["model"] = replaced(config["model"], PRETRAINED, str(folder / PRETRAINED))
     plan = Plan(OmegaConf.create(config))
     plan.run_folder = folder
-    for role, name in content["artefacts"].items():
-        artefact = ROLES[role](plan)
-        assert artefact is not None
-        artefact.fingerprint = name.rpartition("-")[2]
+    for own, artefact in roles_of(plan):
+        for role, name in content["artefacts"].items():
+            if role == own or (role in SHARED and own.endswith(SHARED[role])):
+                artefact.fingerprint = name.rpartition("-")[2]
     return plan
 
 
@@ -53,7 +56,7 @@ def read_bundle(folder: Path) -> dict[str, Any]:
         raise UserError(f"{file} does not describe a bundle: {remedy}") from None
     if checksum != checksum_of(content):
         raise UserError(f"{file} is not as it was written: {remedy}")
-    if content["format"] != FORMAT:
+    if content["format"] not in (1, FORMAT):
         raise UserError(f"{file} is of format {content['format']}, of trime {content['version']}; this version reads {FORMAT}")
     return content
 

@@ -1,127 +1,117 @@
-"""Check a composed configuration against the schema and against the signatures of what ``_target_`` names."""
+"""Check a composed configuration: by the types of the schema, and parts by the signatures of what their ``_target_`` names."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import math
+import json
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
-from typing import Any, Literal, get_args, get_origin
+from dataclasses import is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from hydra.utils import get_object
+from typing_extensions import is_typeddict
 
-from trime.config.fields import Rule
-from trime.config.registry import model_settings
-from trime.config.schema import PARTS, PRETRAINED, SMALL_QUESTIONS, STATEFUL, Trainer
-from trime.config.walk import schema_entries
-from trime.config.wording import TYPES, alternatives, no_setting, wanted, written
+from trime.config.fields import described
+from trime.config.schema import Settings
 from trime.errors import UserError
 
-LIGHTNING = "pytorch_lightning.Trainer"
-# Arguments of Lightning's trainer that the lab gives it, and the setting that decides each.
-DECIDED_BY = {
-    "max_steps": "train.updates",
-    "max_epochs": "train.updates",
-    "min_epochs": "train.updates",
-    "fast_dev_run": "train.updates",
-    "accumulate_grad_batches": "train.accumulate",
-    "gradient_clip_val": "train.clip_norm",
-    "val_check_interval": "train.validate_every",
-    "check_val_every_n_epoch": "train.validate_every",
-    "log_every_n_steps": "train.log_every",
-    "enable_checkpointing": "train.checkpoint_every",
-    "callbacks": "callbacks.NAME",
-    "logger": "logger.lightning.NAME",
-    "default_root_dir": "paths.outputs",
-    "plugins": "trainer.strategy",
-}
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from pydantic import TypeAdapter
+
+FOR_HYDRA = ("_target_", "_partial_", "_convert_", "_recursive_")
 
 
-def check_settings(settings: dict[str, Any]) -> None:
-    """Raise UserError at the first setting that is not what the schema, or the signature of a ``_target_``, says.
+def validate(config: DictConfig) -> Settings:
+    """Return a configuration as checked settings; UserError at the first value that its type does not allow."""
+    from omegaconf import OmegaConf  # imported late, as pydantic below: --help needs none of it
 
-    ``settings`` is the whole configuration as plain, resolved data.
-    """
-    check_known(settings)
-    check_sections(settings)
-    inside = PRETRAINED if "name" in settings["model"] else STATEFUL
-    for key, rule in (PARTS | inside).items():
-        if (value := value_at(settings, key)) is not MISSING:
-            check_rule(key, value, rule)
-    check_trainer(settings["trainer"])
-    for key in ("callbacks", "logger.lightning"):
-        check_named_parts(key, value_at(settings, key))
+    return checked(Settings, OmegaConf.to_container(config, resolve=True))
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's validator of a type, which takes a fifth of a second to build for all settings."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def checked(kind: Any, content: Any, place: str = "") -> Any:
+    """Return plain data as a value of a type; UserError that names the setting, below ``place``, and what it must be."""
+    from pydantic import ValidationError
+
+    try:
+        return adapter(kind).validate_json(json.dumps(content))  # JSON, for there a strict dataclass may be a mapping
+    except ValidationError as error:
+        first = error.errors()[0]
+    names, value = [*filter(None, [place])], content
+    for name in map(str, first["loc"]):  # it goes on to items of lists, and names the members of unions
+        if hints := fields_of(kind):
+            if name not in hints:
+                raise UserError(no_setting(".".join([*names, name]), hints))
+            kind = hints[name]
+        elif typing.get_origin(kind) is dict:
+            kind = typing.get_args(kind)[1]
+        else:
+            break
+        names, value = [*names, name], value.get(name) if isinstance(value, dict) else value
+    raise UserError(f"{'.'.join(names)}={written(value)}: it must be {described(kind)}")
+
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    """Return the types of a section's settings; none if the type is no section."""
+    members = [kind, *typing.get_args(kind)]
+    found = [member for member in members if is_dataclass(member) or is_typeddict(member)]
+    return typing.get_type_hints(found[0], include_extras=True) if found else {}
+
+
+def no_setting(key: str, known: typing.Iterable[str]) -> str:
+    """Return the message for a key that does not exist, with the name beside it that is most similar."""
+    *sections, name = key.split(".")
+    near = difflib.get_close_matches(name, known, 1)
+    return f"there is no setting {key}" + (f": is it {'.'.join([*sections, near[0]])}?" if near else "")
+
+
+def written(value: Any) -> str:
+    """Return a value as the command line has it."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"[{','.join(map(written, value))}]" if isinstance(value, list) else str(value)
+
+
+def check_parts(settings: dict[str, Any]) -> None:
+    """Raise UserError where a ``_target_`` cannot be imported, or an argument is unknown to it or of another type."""
     for key, part in parts_of(settings):
-        check_arguments(key, part)
+        target = target_of(key, part["_target_"])
+        parameters = inspect.signature(target).parameters
+        takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        hints = hints_of(target)
+        for name in part.keys() - parameters.keys() - {*FOR_HYDRA}:
+            if not takes_any:
+                message = no_setting(f"{key}.{name}", parameters)
+                raise UserError(message if message.endswith("?") else f"{message}: choose from {', '.join(parameters)}")
+        for name, value in part.items():
+            if name in hints and not (isinstance(value, dict) and "_target_" in value):  # those are checked by themselves
+                check_argument(f"{key}.{name}", value, hints[name])
 
 
-def check_known(settings: dict[str, Any]) -> None:
-    """Raise UserError at a setting that the schema does not have, as ``+`` and ``++`` on the command line can add."""
-    entries = {entry.key: entry for entry in schema_entries()}
-    for section in ("", *(key for key, entry in entries.items() if entry.is_section and key != "trainer")):
-        place = value_at(settings, section) if section else settings
-        for name in place:
-            key = f"{section}.{name}" if section else str(name)
-            if key not in entries:
-                raise UserError(no_setting(key, entries))
-    own = {"model": model_settings(), "small.questions": {*settings["questions"], *SMALL_QUESTIONS}}
-    for section, names in own.items():
-        if unknown := [name for name in value_at(settings, section) if name not in names]:
-            raise UserError(no_setting(f"{section}.{unknown[0]}", [f"{section}.{name}" for name in names]))
+def check_argument(key: str, value: Any, hint: Any) -> None:
+    """Raise UserError where a value is of another type than an argument; types that plain data cannot have are not checked."""
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 
-
-def check_sections(settings: dict[str, Any], *names: str) -> None:
-    """Raise UserError at the first setting of the named sections, by default of all, that breaks its rule."""
-    for entry in schema_entries():
-        if entry.rule and (not names or entry.key.split(".")[0] in names):
-            check_rule(entry.key, value_at(settings, entry.key), entry.rule)
-
-
-def added_arguments(trainer: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of ``trainer`` that are not in the schema: further arguments of Lightning's trainer."""
-    listed = {entry.name for entry in fields(Trainer)}
-    return {name: value for name, value in trainer.items() if name not in listed}
-
-
-def check_trainer(trainer: dict[str, Any]) -> None:
-    """Raise UserError at an argument that Lightning's trainer lacks, or that another setting decides."""
-    added = added_arguments(trainer)
-    if not added:  # nor is Lightning imported
+    try:
+        TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
+    except ValidationError:
+        if value is not None or str not in (*typing.get_args(hint), hint):  # a text that is needed is asked for when it is used
+            raise UserError(f"{key}={written(value)}: it must be {described(hint)}") from None
+    except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation):
         return
-    possible = inspect.signature(target_of("trainer", LIGHTNING)).parameters
-    for name in added:
-        if name in DECIDED_BY:
-            raise UserError(f"trainer.{name}: this argument of Lightning's trainer is set by {DECIDED_BY[name]}: set that")
-        if name not in possible:
-            near = difflib.get_close_matches(name, possible.keys() - DECIDED_BY.keys(), 1)
-            advice = f": is it {near[0]}?" if near else ""
-            raise UserError(f"trainer.{name}: {LIGHTNING} has no such argument{advice}")
-    check_arguments("trainer", {"_target_": LIGHTNING} | added)
-
-
-def check_named_parts(key: str, parts: dict[str, Any]) -> None:
-    """Raise UserError where an entry has no ``_target_``; null is none."""
-    for name, part in parts.items():
-        if part is not None and not (isinstance(part, dict) and part.get("_target_")):
-            raise UserError(f"{key}.{name}={written(part)}: it must name a class, as {{_target_: package.module.CLASS}}")
-
-
-def check_rule(key: str, value: Any, rule: Rule) -> None:
-    """Raise UserError where a value breaks a rule."""
-    if broken := rule.broken_by(value):
-        raise UserError(f"{key}={written(value)}: it must be {broken}")
-
-
-def value_at(settings: dict[str, Any], key: str) -> Any:
-    """Return the value of a dotted key; MISSING where there is none, or no section that could have it."""
-    value: Any = settings
-    for name in key.split("."):
-        if not isinstance(value, dict) or name not in value:
-            return MISSING
-        value = value[name]
-    return value
+    if isinstance(value, int) and value < 0:
+        raise UserError(f"{key}={value}: it must be at least 0")
 
 
 def parts_of(settings: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -133,27 +123,10 @@ def parts_of(settings: Any, place: str = "") -> Iterator[tuple[str, dict[str, An
             yield from parts_of(value, f"{place}.{name}" if place else str(name))
 
 
-def check_arguments(key: str, part: dict[str, Any]) -> None:
-    """Raise UserError where an argument is unknown to what ``_target_`` names, or of another type than it says."""
-    target = target_of(key, part["_target_"])
-    parameters = inspect.signature(target).parameters
-    hints = hints_of(target)
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    for name, value in part.items():
-        if name in ("_target_", "_partial_", "_convert_", "_recursive_"):
-            continue
-        if name not in parameters and not takes_any:
-            raise UserError(
-                f"{key}.{name}: {part['_target_'].rpartition('.')[2]} has no such setting; it has {known(parameters)}"
-            )
-        if name in hints and not fits(value, hints[name]):
-            raise UserError(f"{key}.{name}={written(value)}: it must be {wanted(hints[name])}")
-        if name in hints and isinstance(value, int) and value < 0 and int in alternatives(hints[name]):
-            raise UserError(f"{key}.{name}={value}: it must be at least 0")
-
-
 def target_of(key: str, target: Any) -> Any:
     """Return the class or function that ``_target_`` names; UserError where there is none."""
+    from hydra.utils import get_object
+
     try:
         return get_object(target)
     except Exception as error:  # Hydra raises several kinds, and imports may fail
@@ -161,55 +134,9 @@ def target_of(key: str, target: Any) -> Any:
 
 
 def hints_of(target: Any) -> dict[str, Any]:
-    """Return the types of a callable's arguments, without those that cannot be resolved."""
+    """Return the types of a callable's arguments; none if they cannot be resolved."""
     is_tuple = inspect.isclass(target) and issubclass(target, tuple)  # a NamedTuple's fields are its arguments
-    function = target.__init__ if inspect.isclass(target) and not is_tuple else target
     try:
-        return typing.get_type_hints(function)
+        return typing.get_type_hints(target.__init__ if inspect.isclass(target) and not is_tuple else target)
     except (NameError, TypeError):
         return {}
-
-
-def known(parameters: typing.Mapping[str, inspect.Parameter]) -> str:
-    """Return the names of parameters, for a message."""
-    return ", ".join(parameters) or "none"
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Return True if a value is of a type, as far as plain data can tell; an int is a float, other objects are not judged.
-
-    A text may be null: what needs one says so itself, and not every experiment builds all that its configuration describes.
-    """
-    kinds = alternatives(hint)
-    if value is None and str in kinds:
-        return True
-    if all(is_plain(kind) for kind in kinds):
-        return any(fits_one(value, kind) for kind in kinds)
-    if any(kind in (bool, int, float) for kind in kinds):
-        return not isinstance(value, str) or str in kinds
-    return not all(map(is_object, kinds)) or value is None or (isinstance(value, dict) and "_target_" in value)
-
-
-def is_object(kind: Any) -> bool:
-    """Return True for a class or a protocol of this package, whose objects a part with a ``_target_`` describes."""
-    return inspect.isclass(kind) and kind.__module__.startswith("trime.")
-
-
-def is_plain(kind: Any) -> bool:
-    """Return True for a type that plain data can be judged by."""
-    return kind in TYPES or get_origin(kind) in (list, tuple, dict, Literal) or kind in (list, tuple, dict)
-
-
-def fits_one(value: Any, kind: Any) -> bool:
-    """Return True if a value is of one plain type."""
-    origin = get_origin(kind) or kind
-    if origin is Literal:
-        return value in get_args(kind)
-    if origin in (list, tuple):
-        items = [kind for kind in get_args(kind) if kind is not ...]
-        return isinstance(value, list) and (len(items) != 1 or all(fits(item, items[0]) for item in value))
-    if kind is bool or isinstance(value, bool):
-        return kind is bool and isinstance(value, bool)
-    if kind is float:
-        return isinstance(value, int | float) and math.isfinite(value)
-    return isinstance(value, origin)

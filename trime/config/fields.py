@@ -1,133 +1,115 @@
-"""Fields of the schema: a default, a help text, and what a value may be beyond its type."""
+"""Types of settings with their bounds, and the fields of the schema.
+
+Only the standard library and annotated_types are imported, so that --help answers at once; pydantic reads these types when a
+configuration is checked.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, field
-from typing import Any
+import copy
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from trime.quantities import parse_quantity
 
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null", list: "a list"}
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
 
 @dataclass(frozen=True)
-class Rule:
-    """What a value may be: null if it is ``optional``, a ``switch``, one of ``choices``, or a number or quantity within bounds.
+class Read:
+    """A value is read by ``function`` before its type is checked; a ValueError of it refuses the value. ``words`` say so."""
 
-    ``many``: a list of such values is meant, or allowed beside a single one. ``words`` are values that count as they are,
-    beside numbers: as ``auto``. A ``name`` is text that starts with a letter.
-    """
+    function: Callable[[Any], Any]
+    words: str
 
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
-    below: float | None = None
-    choices: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    whole: bool = False
-    quantity: bool = False
-    optional: bool = False
-    switch: bool = False
-    filled: bool = False
-    rising: bool = False
-    many: bool = False
-    name: bool = False
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
 
-    def broken_by(self, value: Any) -> str | None:
-        """Return what the value must be where it is not, else None."""
-        if (value is None and self.optional) or value in self.words:
-            return None
-        if isinstance(value, list) and (self.many or not self.demanding):
-            return self.broken_by_list(value)
-        if self.switch:
-            return None if isinstance(value, bool) else self.text
-        if self.choices:
-            return None if isinstance(value, str) and value in self.choices else self.text
-        if self.quantity and isinstance(value, str):
-            return None if is_quantity(value) else self.text
-        if self.name:
-            return None if isinstance(value, str) and value[:1].isalpha() else self.text
-        if self.bounded:
-            return None if self.holds(value) else self.text
-        return None
-
-    def broken_by_list(self, values: list[Any]) -> str | None:
-        """Return what a list must be where it is not, else None."""
-        if self.filled and not values:
-            return f"a list of at least one value, each {self.text}"
-        if any(self.broken_by(value) or isinstance(value, list) for value in values):
-            return f"a list, each {self.text}"
-        if self.rising and values != sorted({*values}):
-            return "a list of different values from the lowest to the highest"
-        return None
-
-    @property
-    def demanding(self) -> bool:
-        """Whether any value breaks the rule."""
-        return bool(self.switch or self.choices or self.name or self.bounded)
-
-    @property
-    def bounded(self) -> bool:
-        """Whether a number is wanted."""
-        bounds = (self.at_least, self.above, self.at_most, self.below)
-        return self.whole or self.quantity or any(bound is not None for bound in bounds)
-
-    def holds(self, value: Any) -> bool:
-        """Return True for a finite number within the bounds."""
-        if not is_number(value) or not math.isfinite(value) or (self.whole and not isinstance(value, int)):
-            return False
-        if self.quantity and value != int(value):
-            return False
-        too_low = (self.at_least is not None and value < self.at_least) or (self.above is not None and value <= self.above)
-        too_high = (self.at_most is not None and value > self.at_most) or (self.below is not None and value >= self.below)
-        return not (too_low or too_high)
-
-    @property
-    def text(self) -> str:
-        """What a value must be, to follow "must be"."""
-        if self.switch:
-            text = "true or false"
-        elif self.name:
-            text = "text that starts with a letter"
-        elif self.choices:
-            text = f"{', '.join(self.choices[:-1])} or {self.choices[-1]}" if len(self.choices) > 1 else self.choices[0]
-        else:
-            bounds = (("at least", self.at_least), ("above", self.above), ("at most", self.at_most), ("below", self.below))
-            limits = " and ".join(f"{word} {limit:g}" for word, limit in bounds if limit is not None)
-            text = f"a {'whole ' if self.whole else ''}number{' ' * bool(limits)}{limits}"
-            text += " (or as 500, 30k, 1.5M)" if self.quantity else ""
-        words = [*self.words, *(["null"] if self.optional else [])]
-        return " or ".join([text, *words])
+        return core_schema.no_info_before_validator_function(self.function, handler(source))
 
 
-def is_number(value: Any) -> bool:
-    """Return True for an int or a float; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def read_tokens(value: Any) -> Any:
+    """Return a number of tokens that is written as 30k or 1.5M."""
+    if isinstance(value, str) or (isinstance(value, float) and value.is_integer()):
+        return parse_quantity(value)
+    return value
 
 
-def is_quantity(text: str) -> bool:
-    """Return True for a number of at least 1, with k, M, G or B behind it or without."""
-    try:
-        parse_quantity(text)
-    except ValueError:
-        return False
-    return True
+def check_rising(values: Any) -> Any:
+    """Return a list; ValueError unless its values rise."""
+    if isinstance(values, list) and any(not one < other for one, other in pairwise(values)):
+        raise ValueError
+    return values
 
 
-def setting(default: Any, help: str, **rule: Any) -> Any:
-    """Return a dataclass field with a default, a help text and a rule; lists and dicts are copied for each instance."""
-    metadata = {"help": help, "rule": Rule(**rule)}
+Count = Annotated[int, Ge(1)]
+Size = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+Dropout = Annotated[float, Ge(0), Lt(1)]
+Tokens = Annotated[int, Ge(1), Read(read_tokens, " (or as 500, 30k, 1.5M)")]
+Part = dict[str, Any]  # what a file of a group describes: its ``_target_`` and the arguments of that
+FILLED = MinLen(1)
+RISING = Read(check_rising, " from the lowest to the highest")
+
+
+STRICT: Any = {"strict": True, "extra": "forbid", "allow_inf_nan": False}  # nothing is converted, and other keys are refused
+
+
+class Section:
+    """A section of the schema; its docstring is its line of --help."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+
+def setting(default: Any, help: str, free: bool = False) -> Any:
+    """Return the field of a setting: its default and its line of --help. ``free``: it cannot change a result."""
+    metadata = {"help": help, "free": free}
     if isinstance(default, list | dict):
-        return field(default_factory=lambda: default.copy(), metadata=metadata)
+        return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def section(kind: type, help: str) -> Any:
-    """Return a dataclass field for a section of settings."""
-    return field(default_factory=kind, metadata={"help": help})
+def free(default: Any, help: str) -> Any:
+    """Return the field of a setting that cannot change a result: no artefact depends on it."""
+    return setting(default, help, free=True)
 
 
-def help_of(entry: Field[Any]) -> str:
-    """Return a field's help text."""
-    metadata: Mapping[str, Any] = entry.metadata
-    return str(metadata.get("help", ""))
+def section(kind: type, free: bool = False) -> Any:
+    """Return the field of a section; ``free``: none of its settings can change a result."""
+    return field(default_factory=kind, metadata={"help": kind.__doc__, "free": free})
+
+
+def defaults(kind: type) -> dict[str, Any]:
+    """Return the defaults of a section, and of those in it, as plain data."""
+    values = {each.name: getattr(kind(), each.name) for each in fields(kind)}
+    return {name: defaults(type(value)) if is_dataclass(value) else value for name, value in values.items()}
+
+
+def described(kind: Any) -> str:
+    """Return what a value of a type must be, to follow "it must be"."""
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if origin is Annotated:
+        rules = inner[1:]
+        limits = [f"{word} {getattr(rule, name):g}" for rule in rules for name, word in BOUNDS.items() if hasattr(rule, name)]
+        filled = " of at least one value" * any(isinstance(rule, MinLen) for rule in rules)
+        words = "".join(rule.words for rule in rules if isinstance(rule, Read))
+        head, comma, rest = described(inner[0]).partition(",")
+        return f"{head}{filled}{' ' * bool(limits)}{' and '.join(limits)}{comma}{rest}{words}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(described, inner))
+    if origin is Literal:
+        *first, last = map(str, inner)
+        return f"{', '.join(first)} or {last}" if first else last
+    if origin is list:
+        return f"a list, each {described(inner[0])}" if inner and inner[0] is not Any else "a list"
+    if origin is NotRequired:
+        return described(inner[0])
+    return WORDS.get(origin, "a section, as {KEY: VALUE}")

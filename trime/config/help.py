@@ -1,112 +1,115 @@
-"""Texts of ``python cli.py --help`` and ``--help GROUP``, from the schema and from the files of conf/."""
+"""Texts of ``python cli.py --help`` and ``--help TOPIC``, from the schema and from the files of conf/."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import textwrap
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from trime.config.reproduce import PREFIX, PublishedRow, read_table, tables
-from trime.config.table_source import GROUP
-from trime.config.walk import Entry, schema_entries
-from trime.config.wording import written
+from trime.config.check import written
+from trime.config.fields import described
+from trime.config.folder import CONF
+from trime.config.schema import Settings
 from trime.errors import UserError
 
-Choices = dict[str, Path | PublishedRow]  # of a group, by name
-HEADER = """\
+OVERVIEW = """\
 TRIME Lab: train, compare and use language models with local, long-term and external memory.
 
-python cli.py experiment=NAME [size=tiny|small|paper] [GROUP=CHOICE] [KEY=VALUE] ...
-python cli.py -m experiment=vanilla,trime seed=0,1,2            every combination
-python cli.py --help evaluate                                   the settings of a section, or the choices of a group
-"""
-FOOTER = """\
+  python cli.py experiment=NAME [size=tiny|small|paper] [GROUP=CHOICE] [KEY=VALUE] ...
+  python cli.py -m experiment=vanilla,trime seed=0,1,2     every combination
+  python cli.py --help TOPIC                               a section, a group or a setting; here are all of them
+
+{topics}
+
 Stages, in order (stages=[fit,encode] runs some of them; what exists is not made again):
-  prepare    text to memory-mapped tokens       datastore  the index of the external memory
-  pack       BM25 neighbours of segments        tune       temperatures, shares, sizes on valid
-  fit        trains the model, resumes          evaluate   test, once, with what tune chose
-  encode     g and masses of valid and store    report     results.json, table, picture
-And by name: import (a released checkpoint), audit (does anything leak?), ledger (published results beside ours),
-plan (time and disk that a larger datastore will take, on more machines), list (the finished runs), disk (what takes how
-much space), prune (what no run needs; storage.delete=true deletes it),
-export (export.path=DIR: model, memories and mixture in one folder, for trime.load),
-generate (continues prompt_file=FILE or standard input; explain=true tells where each token came from),
-init_small (a small untrained model in the transformers format, for model=pretrained),
-train_small and answer (a pretrained model reads long contexts: experiment=attendre_decoder), record and replay (every
-eviction policy and size over one text, of a memory inside a model or of the long one)
+  import prepare pack fit encode datastore tune evaluate report
+and by name: audit, export, generate, init_small, train_small, answer, record, replay, plan; list, disk, prune, ledger
 
 Often changed:
-  dataset=folder dataset.path=DIR   one's own .txt files     train.updates=N        length of training
-  evaluate.tokens=N                 score less text          datastore.tokens=N     a smaller store
-  index=exact                       no approximation         logger=wandb|csv|none  logger.offline=false
+  dataset=folder dataset.path=DIR   your own .txt files      train.updates=N     length of training
+  evaluate.tokens=N                 score less text          datastore.tokens=N  a smaller store
+  index=exact                       no approximation         logger=csv|none     without W&B; logger.offline=false: online
   stages=[report] report.runs='outputs/runs/**'              one table of several runs
   checkpoint=FILE dictionary=dict.txt                        a released fairseq checkpoint instead of training
-  evaluate.analysis=true            frequency, retrieval     trainer.devices=N      processes that train together
   experiment=reproduce/table2/trime                          a row of the paper's tables, at its scale
-  --cfg job                         print the whole configuration
-"""
+  --cfg job                                                  print the whole configuration"""
 
 
-def help_text(conf: Path, topic: str | None = None) -> str:
-    """Return the whole help, or that of one section, setting or group; UserError if there is none."""
-    named = groups(conf)
-    known = {entry.key: entry for entry in schema_entries()}
-    if topic is None:
-        choices = [f"  {name}: {', '.join(each)}" for name, each in named.items()]
-        settings = [f"  {name:<14} {entry.help}" for name, entry in known.items() if "." not in name]
-        return "\n".join([HEADER, "Settings:", *settings, "", "Groups and their choices:", *choices, "", FOOTER])
-    lines = [*lines_of_setting(topic, known), *lines_of_group(topic, named.get(topic, {}))]
-    return "\n".join(lines or lines_of_part(topic, known, named))
+class Entry(NamedTuple):
+    """A setting or a section of the schema: its type, default and help."""
+
+    kind: Any
+    default: Any
+    help: str
+
+    @property
+    def is_section(self) -> bool:
+        """Whether it holds settings of its own."""
+        return is_dataclass(self.kind)
 
 
-def lines_of_part(topic: str, known: Mapping[str, Entry], named: Mapping[str, Choices]) -> Iterator[str]:
-    """Yield the choices of a part that a group chooses; UserError with the nearest topics if there is no such group."""
-    group = topic.rpartition(".")[2]
-    if group not in named:
-        near = difflib.get_close_matches(topic, [*known, *named], 3)
-        advice = f"is it {' or '.join(near)}?" if near else "python cli.py --help lists them"
-        raise UserError(f"there is no section, setting or group {topic}: {advice}")
-    yield f"{topic}: its settings are those of the choice"
-    yield from lines_of_group(group, named[group])
+def schema_entries(section: type = Settings, prefix: str = "") -> dict[str, Entry]:
+    """Return the settings and sections of a section by their keys, a section before its settings."""
+    hints, values, entries = typing.get_type_hints(section, include_extras=True), section(), {}
+    for field in fields(section):
+        key = f"{prefix}{field.name}"
+        entries[key] = Entry(hints[field.name], getattr(values, field.name), field.metadata["help"])
+        if entries[key].is_section:
+            entries |= schema_entries(hints[field.name], f"{key}.")
+    return entries
 
 
-def lines_of_setting(topic: str, known: Mapping[str, Entry]) -> Iterator[str]:
-    """Yield a setting, or a section's settings, one a line: key, default, help, bounds."""
-    if topic in known and known[topic].is_section:
-        yield f"{topic}: {known[topic].help}"
-    below = (entry for key, entry in known.items() if f"{key}.".startswith(f"{topic}."))
-    yield from (f"  {described(entry)}" for entry in below if not entry.is_section)
-
-
-def described(entry: Entry) -> str:
-    """Return a setting's line."""
-    rule = entry.rule
-    bounds = f" ({rule.text})" if rule and (rule.choices or rule.bounded) else ""
-    return f"{entry.key}={written(entry.default)}  {entry.help}{bounds}"
-
-
-def groups(conf: Path) -> dict[str, Choices]:
-    """Return the choices of each group by their names: files, or rows of a published table."""
-    folders = [
-        folder for folder in conf.rglob("*") if folder.is_dir() and folder.parts[len(conf.parts)] not in (PREFIX, "hydra")
-    ]
-    found: dict[str, Choices] = {
+def groups(conf: Path = CONF) -> dict[str, dict[str, Path]]:
+    """Return the files of each group, a folder of conf/, by the names of its choices."""
+    folders = sorted(folder for folder in conf.rglob("*") if folder.is_dir() and folder.relative_to(conf).parts[0] != "hydra")
+    found = {
         folder.relative_to(conf).as_posix(): {file.stem: file for file in sorted(folder.glob("*.yaml"))} for folder in folders
     }
-    for table, path in tables(conf / PREFIX).items():
-        found[f"{GROUP}/{table}"] = dict(read_table(path))
-    return {name: choices for name, choices in sorted(found.items()) if choices}
+    return {name: choices for name, choices in found.items() if choices}
 
 
-def lines_of_group(topic: str, choices: Choices) -> Iterator[str]:
-    """Yield a group's choices, each with its help."""
-    if choices:
+def help_text(topic: str | None = None) -> str:
+    """Return the overview, or the help of a section, setting or group; UserError with similar names if there is none."""
+    known, chosen = schema_entries(), groups()
+    if topic is None:
+        top = {name: entry for name, entry in known.items() if "." not in name and name not in chosen}
+        names = {
+            "Settings": [name for name, entry in top.items() if not entry.is_section],
+            "Sections": [name for name, entry in top.items() if entry.is_section],
+            "Groups": [name for name in chosen if "/" not in name],
+        }
+        lines = [textwrap.fill(f"{title}: {', '.join(each)}", 120) for title, each in names.items()]
+        return OVERVIEW.format(topics="\n".join(lines))
+    lines = [*lines_of_settings(topic, known), *lines_of_group(topic, chosen)]
+    if not lines and (group := topic.rpartition(".")[2]) in chosen:  # as model.backbone
+        lines = [f"{topic}: its settings are those of the choice", *lines_of_group(group, chosen)]
+    if not lines:
+        near = difflib.get_close_matches(topic, [*known, *chosen], 3)
+        advice = f"is it {' or '.join(near)}?" if near else "python cli.py --help lists them"
+        raise UserError(f"there is no section, setting or group {topic}: {advice}")
+    return "\n".join(lines)
+
+
+def lines_of_settings(topic: str, known: dict[str, Entry]) -> Iterator[str]:
+    """Yield a section and its settings, or one setting, one a line: key, default, help, and what it must be."""
+    for key, entry in known.items():
+        if key == topic and entry.is_section:
+            yield f"{key}: {entry.help}"
+        elif f"{key}.".startswith(f"{topic}.") and not entry.is_section:
+            yield f"  {key}={written(entry.default)}  {entry.help} ({described(entry.kind)})"
+
+
+def lines_of_group(topic: str, chosen: dict[str, dict[str, Path]]) -> Iterator[str]:
+    """Yield the choices of a group, each with the first comment of its file, and the groups inside it."""
+    if topic in chosen:
         yield f"{topic}=NAME, one of:"
-    for name, choice in choices.items():
-        yield f"  {name:<18} {choice.help_text() if isinstance(choice, PublishedRow) else first_comment(choice)}"
-
-
-def first_comment(file: Path) -> str:
-    """Return the first comment of a file that is not for Hydra."""
-    comments = [line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
-    return next((line for line in comments if not line.startswith("@")), "")
+    for name, file in chosen.get(topic, {}).items():
+        comments = [line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+        yield f"  {name:<18} {next((line for line in comments if not line.startswith('@')), '')}"
+    for name, choices in chosen.items():
+        if name.startswith(f"{topic}/"):
+            yield f"  {name.removeprefix(f'{topic}/')}/ {', '.join(choices)}"

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import yaml
-
 from trime.config.folder import CONF
 
 GROUPS = ("backbone", "eviction", "head", "model")  # the groups that describe a model
 EVERY_GROUP = ("",)  # the folder conf/ itself
-MODEL_PARTS = frozenset({"backbone", "embedding", "gate", "head"})
 TARGET = re.compile(r"_target_:\s*([\w.]+)")
 
 
@@ -22,13 +19,6 @@ def registered_targets(groups: tuple[str, ...] = GROUPS) -> frozenset[str]:
     """Return every ``_target_`` in the yaml files of some groups, by default those that describe a model."""
     files = [file for group in groups for file in (CONF / group).rglob("*.yaml")]
     return frozenset(target for file in files for target in TARGET.findall(file.read_text(encoding="utf-8")))
-
-
-@cache
-def model_settings() -> frozenset[str]:
-    """Return the settings that a file of the group ``model`` has, and the parts that other groups add to it."""
-    files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in (CONF / "model").glob("*.yaml")]
-    return MODEL_PARTS.union(*(content.get("model", content) for content in files)) - {"defaults"}
 
 
 def unregistered(stored: Any, own: Any, registered: frozenset[str] | None = None) -> str | None:

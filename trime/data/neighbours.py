@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from trime.data.corpus import Split
 from trime.data.segments import Segments
 from trime.errors import UserError
 
+Analyzer = Literal["raw", "english"]  # of terms
+Exclude = Literal["none", "document", "near_copies"]  # neighbours that a segment does not get
 NEAR = 0.5  # share of a segment's score with itself: segments that score more are near copies
 LUCENE = """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
 was will with"""
@@ -86,7 +89,9 @@ class Fast:
     The stage pack applies the ``analyzer`` (raw or english) before ``fit``, and ``exclude`` by ``excluded_ranges``.
     """
 
-    def __init__(self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: str = "raw", exclude: str = "none"):
+    def __init__(
+        self, k1: float = 0.9, b: float = 0.4, okapi: bool = False, analyzer: Analyzer = "raw", exclude: Exclude = "none"
+    ):
         check_number("k1", k1, at_least=0)
         check_number("b", b, at_least=0, at_most=1)
         self.k1, self.b, self.okapi, self.analyzer, self.exclude = k1, b, okapi, analyzer, exclude
@@ -123,7 +128,7 @@ class Fast:
 class Reference:
     """BM25Okapi of rank_bm25, for small corpora and for comparison; used as ``Fast`` is."""
 
-    def __init__(self, analyzer: str = "raw", exclude: str = "none"):
+    def __init__(self, analyzer: Analyzer = "raw", exclude: Exclude = "none"):
         self.analyzer, self.exclude = analyzer, exclude
 
     def fit(self, segments: list[np.ndarray]) -> None:

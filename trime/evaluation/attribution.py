@@ -1,6 +1,6 @@
 """Attribute the probability of every next token to the vocabulary, to each memory, and to a memory's entries.
 
-The mixtures are those of evaluation/rows.py (TRIME Eq. 6, 8, 9), evaluated for all tokens: for generation.
+The mixtures are those of a row (TRIME Eq. 6, 8, 9), evaluated for all tokens: for generation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def grid_attribution(
 ) -> Attribution:
     """Attribute probabilities under a row with a single value for every setting.
 
-    ``vocabulary`` is each token's log-mass; ``gate`` as in Mass. Tensors of the vocabulary's size keep its dtype, all others
+    ``vocabulary`` is each token's log-mass; ``gate`` as in LogMass. Tensors of the vocabulary's size keep its dtype, all others
     are float64.
     """
     divisors = iter(row.divisors(*scales(width, scaled_interpolation)))

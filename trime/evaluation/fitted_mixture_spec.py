@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import torch
 
-from trime.memory.base import Carried, Memory, Window
+from trime.memory.base import Memory, StateScope, Window
 from trime.mixtures.experts import ExpertMasses, History, Mixture, concat_masses, log_mixture, stack_masses
-from trime.types import Float, Mass, Tensor
+from trime.types import Float, LogMass, Tensor
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class FittedMixtureSpec:
         return self.kind
 
     @property
-    def carries(self) -> Carried:
+    def state_scope(self) -> StateScope:
         """The history of a document, or what was learned from all text."""
-        return Carried.TEXT if self.online else Carried.DOCUMENT
+        return StateScope.CORPUS if self.online else StateScope.DOCUMENT
 
     def choices(self) -> list[dict[str, float]]:
         """Return the settings along axis a: a single one, since nothing is left to choose."""
@@ -52,7 +52,7 @@ class FittedMixtureSpec:
         """Return the divisors of raw similarities, in the order of the experts."""
         return [joint_scale * t for t in self.temperatures]
 
-    def stack(self, window: Window, masses: Mapping[str, Mass]) -> ExpertMasses:
+    def stack(self, window: Window, masses: Mapping[str, LogMass]) -> ExpertMasses:
         """Return the masses of a window's experts side by side, in the order of the row."""
         ordered = {name: masses[name] for name in self.memory_order}
         return stack_masses(window.vocabulary, ordered, window.query.positions.document)
@@ -79,7 +79,7 @@ class FittedScorer:
         self.log_weights = torch.empty(0)
 
     @torch.no_grad()
-    def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+    def __call__(self, window: Window, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
         expert_masses = self.expert_masses = self.row.stack(window, masses)
         if self.mixture is None:
             self.mixture = self.row.mixture_on(expert_masses.document.device)
@@ -89,19 +89,19 @@ class FittedScorer:
         self.mixture.learn(expert_masses, history)
         return log_mixture(self.log_weights, log_probability)[None, None]
 
-    def vocabulary_log_prob(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+    def vocabulary_log_prob(self, window: Window, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
         """Return the log of the vocabulary's part of P(target) for the window scored last."""
         return (self.log_weights[:, 0] + self.expert_masses.log_probability[:, 0])[None, None]
 
-    def parts(self, window: Window, masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+    def parts(self, window: Window, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
         """Return how much of P(target) comes from the vocabulary and from each memory, for the window scored last."""
         return self.summed_by_memory((self.log_weights + self.expert_masses.log_probability).double().exp(), masses)
 
-    def weights(self, masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+    def weights(self, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
         """Return the weight of the vocabulary and of each memory, for the window scored last."""
         return self.summed_by_memory(self.log_weights.double().exp(), masses)
 
-    def summed_by_memory(self, values: Float[Tensor, "n e"], masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+    def summed_by_memory(self, values: Float[Tensor, "n e"], masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
         """Return the sum of values over the experts of the vocabulary and of each memory."""
         sizes = [1, *(masses[name].total.shape[1] for name in self.row.memory_order)]
         columns = values.split(sizes, 1)
@@ -116,7 +116,7 @@ class MassCollector:
         self.experts: dict[str, int] = {}  # of each memory, in the order of the row
         self.parts: list[ExpertMasses] = []
 
-    def add(self, window: Window, masses: Mapping[str, Mass]) -> None:
+    def add(self, window: Window, masses: Mapping[str, LogMass]) -> None:
         """Add the masses [1 e n] of a window's memories, unless there are ``limit`` tokens already."""
         if self.limit is None or self.tokens < self.limit:
             self.parts.append(self.row.stack(window, masses).cpu())

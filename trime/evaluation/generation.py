@@ -1,4 +1,4 @@
-"""Continue a text token by token, with the windows, memories and mixture of evaluation, and hence its probabilities.
+"""Score a text, or continue it token by token, with the windows, memories and mixture of evaluation.
 
 A window's tokens are encoded again for each new one; a full window is written to the long memory and advances the state of
 a stateful backbone.
@@ -7,7 +7,7 @@ a stateful backbone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,11 +23,12 @@ from trime.evaluation.attribution import (
 )
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.mixture_spec import MixtureSpec, scales
+from trime.evaluation.scorer import Scorer
 from trime.memory.base import Entries, Memory, Window
 from trime.mixtures.experts import ExpertMasses, History, stack_masses
 from trime.models.attention_trace import AttentionTrace
 from trime.models.network import Network
-from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
+from trime.types import Contexts, Float, LogMass, Tensor, TokenPosition
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,8 @@ class Continuation:
     @property
     def history_decays(self) -> bool:
         """True where the history of a window has no influence a window later, and nothing else is learned from it."""
-        if self.mixture is None or self.mixture.learns:
-            return False
-        return max(self.mixture.decays, default=0) ** self.windows.block < 1e-9
+        decay = max(self.mixture.decays, default=0) if self.mixture else 1
+        return bool(self.mixture and not self.mixture.learns) and decay**self.windows.block < 1e-9
 
     @property
     def first(self) -> int:
@@ -135,11 +135,11 @@ class Continuation:
         number = first // self.windows.block
         self.f, contexts, self.next_state = encode(self.network, inputs[:length], targets[:length], begin, number, self.state)
         zeros = contexts.g.new_zeros(length - (first - begin))
-        return Window(contexts, first - begin, Mass(zeros, zeros))
+        return Window(contexts, first - begin, LogMass(zeros, zeros))
 
     def close_window(self, skip_history: bool = False) -> None:
         """Write the new contexts of a full window to the memories, and update the history unless ``skip_history``."""
-        filling = [memory for memory in self.memories.values() if memory.carries]
+        filling = [memory for memory in self.memories.values() if memory.state_scope]
         if not (filling or self.network.is_stateful or (self.history and not skip_history)):
             self.history_length = len(self.tokens)
             return
@@ -164,7 +164,7 @@ class Continuation:
             self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled_interpolation))
         )
         masses = {name: self.memories[name].experts(window, divisor) for name in self.row.memory_order}
-        largest = {name: Mass(memory.target[-1:], memory.total[-1:]) for name, memory in masses.items()}  # memory size
+        largest = {name: LogMass(memory.target[-1:], memory.total[-1:]) for name, memory in masses.items()}  # memory size
         expert_masses = stack_masses(mass, largest, window.query.positions.document)
         self.history.features(0, expert_masses.log_probability[max(self.history_length - window.scored_from, 0) :])
         self.history_length = window.scored_from + len(targets)
@@ -184,14 +184,11 @@ class Continuation:
         if isinstance(self.row, MixtureSpec):
             return grid_attribution(self.row, vocabulary, entries, width, self.scaled_interpolation, mass.gate), entries
         self.experts = expert_distributions(self.row, vocabulary, entries, width, self.scaled_interpolation)
-        return self.mix(self.row, self.experts), entries
-
-    def mix(self, row: FittedMixtureSpec, experts: ExpertDistributions) -> Attribution:
-        """Mix the experts' distributions of the next token with the fitted mixture's weights."""
         assert self.mixture is not None and self.history
-        unknown = experts.total.new_zeros(1, len(experts.total), dtype=torch.float)
-        features = copy.deepcopy(self.history).features(0, unknown)  # before the next token
-        return fitted_attribution(row, experts, self.mixture.log_weights(experts.total[None].float(), features)[0])
+        total = self.experts.total[None].float()
+        # The features are those before the next token, which is not known yet and enters a copy of the history.
+        features = copy.deepcopy(self.history).features(0, torch.zeros_like(total))
+        return fitted_attribution(self.row, self.experts, self.mixture.log_weights(total, features)[0]), entries
 
     def generate(self, count: int, sampler: TokenSampler, seed: int) -> Iterator[AttributedToken]:
         """Generate ``count`` tokens."""
@@ -205,6 +202,39 @@ class Continuation:
             token = sampler(attribution.probability[: self.vocabulary], generator)
             yield AttributedToken(token, attribution, entries, self.network.attention_trace())
             self.read([token])
+
+
+class TextScorer:
+    """Scores texts, each with memories that have read nothing of the others; ``start`` is the input before the first token."""
+
+    def __init__(
+        self,
+        network: Network,
+        row: MixtureSpec | FittedMixtureSpec,
+        memories: Mapping[str, Memory],
+        windows: WindowLengths,
+        start: int,
+        scaled_interpolation: bool = True,
+    ):
+        self.network, self.lengths, self.start = network, windows, start
+        self.scorer = Scorer([row], memories, scaled_interpolation)
+
+    @torch.no_grad()
+    def score(self, tokens: list[int]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
+        """Yield, window by window, the log-probability of each token, and the parts of its probability by memory."""
+        for scored in self.scorer.score_row(self.windows(tokens)):
+            yield scored.log_probability, scored.parts()
+
+    def windows(self, tokens: list[int]) -> Iterator[Window]:
+        """Yield a text as windows of ``block`` tokens to be scored, after up to ``context`` earlier ones, with their masses."""
+        state = None
+        for number, first in enumerate(range(0, len(tokens), self.lengths.block)):
+            begin = max(0, first - self.lengths.context)
+            targets = tokens[begin : first + self.lengths.block]
+            inputs = [tokens[begin - 1] if begin else self.start, *targets[:-1]]
+            f, contexts, state = encode(self.network, inputs, targets, begin, number, state)
+            mass = self.network.vocabulary_mass(f[first - begin :], contexts.token[first - begin :])
+            yield Window(contexts, first - begin, mass)
 
 
 def encode(

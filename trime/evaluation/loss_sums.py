@@ -84,7 +84,7 @@ def summarize_row(row: MixtureSpec | FittedMixtureSpec, sums: LossSums) -> dict[
     size, choice = divmod(int(mean.argmin()), mean.shape[1])
     tuned: dict[str, float] = dict(row.choices()[choice])
     curve = {}
-    if "long" in row.memories:
+    if any(row.sizes):  # (0,) where no memory of the row has sizes
         tuned["memory_size"] = row.sizes[size]
         curve = dict(zip(map(str, row.sizes), mean.min(1).values.tolist(), strict=True))
     loss = float(mean[size, choice])

@@ -24,9 +24,8 @@ from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, MassCollecto
 from trime.evaluation.scorer import Scorer
 from trime.memory.base import Memory, Window
 from trime.mixtures.adaptive import Adaptive
-from trime.mixtures.experts import FEWEST_FOLDS, Mixture
-from trime.mixtures.folds import folds
-from trime.types import Contexts, Float, Int, Mass, Tensor, TokenPosition
+from trime.mixtures.experts import FEWEST_FOLDS, Mixture, folds
+from trime.types import Contexts, Float, Int, LogMass, Tensor, TokenPosition
 
 VOCABULARY = "vocabulary"  # the name of the model's own part
 TEMPERATURES = [0.25, 0.5, 1.0, 2.0]  # of the experts of each memory, times sqrt(d)
@@ -50,7 +49,7 @@ def window_of(
     number = torch.full((size,), document, device=g.device)
     positions = TokenPosition(number, number, start + torch.arange(size, device=g.device))
     scores = logits.float()
-    mass = Mass(scores.gather(1, targets[size - scored :, None]).squeeze(1), scores.logsumexp(1))
+    mass = LogMass(scores.gather(1, targets[size - scored :, None]).squeeze(1), scores.logsumexp(1))
     return Window(Contexts(g.float(), targets, positions), size - scored, mass)
 
 
@@ -107,7 +106,7 @@ class MemoryMixture:
     def fit(self, windows: Iterable[Window]) -> float:
         """Fit the weights; return the mean loss in nats of tokens under a fit without their documents (cross-fitted)."""
         collector = MassCollector(self.row)
-        for window, (masses,) in self.scorer().masses(checked(windows)):
+        for window, (masses,) in self.scorer().query(checked(windows)):
             collector.add(window, masses)
         if not collector.tokens:
             raise UserError("there are no windows to fit the mixture to")
@@ -122,11 +121,11 @@ class MemoryMixture:
 
     def score(self, windows: Iterable[Window]) -> Iterator[Float[Tensor, " n"]]:
         """Yield the log-probability in nats of each scored token, window by window."""
-        return (scored.log_probability for scored in self.fitted_scorer().scored(checked(windows)))
+        return (scored.log_probability for scored in self.fitted_scorer().score_row(checked(windows)))
 
     def explain(self, windows: Iterable[Window]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
         """Yield log-probabilities, and how much of each probability comes from the vocabulary and from each memory."""
-        return ((scored.log_probability, scored.parts()) for scored in self.fitted_scorer().scored(checked(windows)))
+        return ((scored.log_probability, scored.parts()) for scored in self.fitted_scorer().score_row(checked(windows)))
 
 
 def check_memories(memories: Any) -> None:

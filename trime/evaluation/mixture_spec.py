@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from trime.errors import UserError
-from trime.memory.base import Carried, Window
-from trime.mixtures.interpolate import interpolate
-from trime.mixtures.joint import joint, union
-from trime.types import Float, Mass, Tensor
+from trime.memory.base import StateScope, Window
+from trime.mixtures.joint import interpolate, joint_log_prob, pool_masses
+from trime.types import Float, LogMass, Tensor
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class MixtureSpec:
         return "interpolate" if self.interpolations else "joint"
 
     uses_experts: ClassVar[bool] = False
-    carries: ClassVar[Carried] = Carried.NOTHING  # beside what its memories carry
+    state_scope: ClassVar[StateScope] = StateScope.NONE  # beside what its memories carry
 
     def window_scorer(self) -> GridScorer:
         """Return a scorer for the windows of one pass over a text."""
@@ -65,16 +63,22 @@ class MixtureSpec:
         joint_divisors = [joint_scale * t for t in self.temperature] if self.joint else []
         return joint_divisors + [interpolation_scale * t for part in self.interpolations for t in part.temperature]
 
-    def score(self, vocabulary: Mass, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+    def score(self, vocabulary: LogMass, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
         """Return log P(target) over the grid; ``masses`` are [s t n] over the divisors of this row."""
+
+        def columns(names: tuple[str, ...], low: int, high: int) -> list[LogMass]:
+            return [LogMass(masses[name].target[:, low:high], masses[name].total[:, low:high]) for name in names]
+
         start = len(self.temperature) if self.joint else 0
-        joined = [slice_divisors(masses[name], 0, start) for name in self.joint]
-        result = joint(vocabulary, joined)
-        result = result if joined else result[None, None]
+        result = joint_log_prob(vocabulary, columns(self.joint, 0, start))
+        result = result if self.joint else result[None, None]
         for interpolation in self.interpolations:
             end = start + len(interpolation.temperature)
-            memory = union([slice_divisors(masses[name], start, end) for name in interpolation.memories])
-            result, start = interpolate_grid(result, memory, interpolation.share), end
+            memory = pool_masses(columns(interpolation.memories, start, end))
+            # Every base with every temperature and every share: the new axis a is a · t · shares.
+            share = result.new_tensor(interpolation.share)[None, None, None, :, None]
+            grid = LogMass(memory.target[:, None, :, None], memory.total[:, None, :, None])
+            result, start = interpolate(result[:, :, None, None], grid, share).flatten(1, 3), end
         return result
 
     @property
@@ -90,14 +94,14 @@ class MixtureSpec:
             axes += [[{temperature: t} for t in interpolation.temperature], [{share: s} for s in interpolation.share]]
         return [dict(item for part in parts for item in part.items()) for parts in product(*axes)]
 
-    def at(self, chosen: dict[str, float]) -> MixtureSpec:
+    def with_settings(self, chosen: dict[str, float]) -> MixtureSpec:
         """Return the row with the chosen settings alone."""
         temperature = (chosen["temperature"],) if self.joint else self.temperature
         interpolations = tuple(
             Interpolation(interpolation.memories, (chosen[t],), (chosen[share],))
             for interpolation, (t, share) in zip(self.interpolations, self.names, strict=True)
         )
-        sizes = (int(chosen["memory_size"]),) if "long" in self.memories else self.sizes
+        sizes = (int(chosen["memory_size"]),) if "memory_size" in chosen else self.sizes
         return MixtureSpec(self.joint, interpolations, temperature, sizes)
 
 
@@ -107,14 +111,14 @@ class GridScorer:
     def __init__(self, row: MixtureSpec):
         self.row = row
 
-    def __call__(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+    def __call__(self, window: Window, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
         return self.row.score(window.vocabulary, masses)
 
-    def vocabulary_log_prob(self, window: Window, masses: dict[str, Mass]) -> Float[Tensor, "s a n"]:
+    def vocabulary_log_prob(self, window: Window, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
         """Return the log of the vocabulary's part of P(target) for the window scored last."""
         return self(window, {name: without_target(mass) for name, mass in masses.items()})
 
-    def parts(self, window: Window, masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+    def parts(self, window: Window, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
         """Return how much of P(target) comes from the vocabulary and from each memory, for the window scored last.
 
         P is linear in the memories' masses of the target while their totals stay.
@@ -124,63 +128,14 @@ class GridScorer:
         vocabulary = self.vocabulary_log_prob(window, masses)[0, 0].double().exp()
         return {"vocabulary": vocabulary} | {name: whole - other.double().exp() for name, other in others.items()}
 
-    def weights(self, masses: dict[str, Mass]) -> dict[str, Float[Tensor, " n"]]:
+    def weights(self, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
         """Return no weights: Eq. 6 has none, and those of Eq. 8 are the same for every token."""
         return {}
 
 
-def without_target(mass: Mass) -> Mass:
+def without_target(mass: LogMass) -> LogMass:
     """Return a mass of which nothing is the target's."""
-    return Mass(torch.full_like(mass.target, -math.inf), mass.total)
-
-
-def slice_divisors(mass: Mass, start: int, end: int) -> Mass:
-    """Return divisors ``start`` to ``end`` of a mass [s t n]."""
-    return Mass(mass.target[:, start:end], mass.total[:, start:end])
-
-
-def interpolate_grid(base: Float[Tensor, "_ a n"], memory: Mass, shares: tuple[float, ...]) -> Float[Tensor, "_ _ n"]:
-    """Interpolate every base with every temperature of the memory and every share; the new axis a is a · t · shares."""
-    share = base.new_tensor(shares)[None, None, None, :, None]
-    broadcast = Mass(memory.target[:, None, :, None], memory.total[:, None, :, None])
-    return interpolate(base[:, :, None, None], broadcast, share).flatten(1, 3)
-
-
-def rows_from_config(specifications: Any, grid: Any, known: tuple[str, ...]) -> list[MixtureSpec]:
-    """Parse ``evaluate.rows`` into rows over the grid of ``tune``; ``known`` names all memories.
-
-    Raises UserError where there is no row, or where one cannot be parsed.
-    """
-    if not isinstance(specifications, list) or not specifications:
-        raise UserError(f"evaluate.rows={specifications}: name at least one row, for instance [{{joint: [local]}}]")
-    return [parse_row(specification, grid, known) for specification in specifications]
-
-
-def parse_row(specification: Any, grid: Any, known: tuple[str, ...]) -> MixtureSpec:
-    """Parse one row: {joint: [names], interpolate: [[names], ...]}; UserError where it is invalid."""
-    fields = dict(specification) if isinstance(specification, dict) else {f"{specification}": None}
-    joined = tuple(fields.pop("joint", None) or ())
-    interpolations = tuple(
-        Interpolation(
-            interpolated_memories(names, joined), tuple(grid.interpolation_temperature), tuple(grid.interpolation_share)
-        )
-        for names in fields.pop("interpolate", None) or ()
-    )
-    row = MixtureSpec(joined, interpolations, tuple(grid.temperature) if joined else (1.0,))
-    unknown = [*fields, *(row.memories - set(known))]
-    if unknown or len(interpolations) > 2 or any(not part.memories for part in interpolations):
-        raise UserError(
-            f"evaluate.rows: {unknown or interpolations} is not understood: a row is {{joint: [...], interpolate: [[...]]}} "
-            f"over the memories {', '.join(known)}, with at most two interpolations"
-        )
-    return MixtureSpec(joined, interpolations, row.temperature, tuple(grid.memory_size) if "long" in row.memories else (0,))
-
-
-def interpolated_memories(names: str | list[str], joined: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the memories of an interpolation: those named, the datastore alone, or all that the row joins (Eq. 8)."""
-    if isinstance(names, str):
-        return {"datastore": ("external",), "all": joined}.get(names, (names,))
-    return tuple(names)
+    return LogMass(torch.full_like(mass.target, -math.inf), mass.total)
 
 
 def scales(width: int, scaled_interpolation: bool) -> tuple[float, float]:

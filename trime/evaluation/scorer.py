@@ -10,25 +10,18 @@ import torch
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
 from trime.evaluation.mixture_spec import GridScorer, MixtureSpec, scales
 from trime.memory.base import Memory, Window
-from trime.types import Float, Mass, Tensor
+from trime.types import Float, LogMass, Tensor
 
 Item = TypeVar("Item")
 
 PREFETCHED_QUERIES = 4096  # minimum number of queries in a call of ``prefetch``, but for the last one
 
 
-class WindowMasses(NamedTuple):
-    """The masses of a window by memory: under every divisor, and under the memory's own experts where it has any."""
-
-    by_divisor: dict[str, Mass]
-    experts: dict[str, Mass]
-
-
 class ScoredWindow(NamedTuple):
     """A window that the only row of a scorer has read, with log P of each scored token."""
 
     window: Window
-    masses: dict[str, Mass]
+    masses: dict[str, LogMass]
     log_probability: Float[Tensor, " n"]
     scorer: GridScorer | FittedScorer
 
@@ -44,7 +37,7 @@ class ScoredWindow(NamedTuple):
 class Scorer:
     """Queries every memory for each window and scores every row from the answers.
 
-    ``jumps_clear`` is the published code's quirk: memories are cleared where a window does not follow the previous one.
+    ``reset_on_gap`` is the published code's quirk: memories are cleared where a window does not follow the previous one.
     """
 
     def __init__(
@@ -52,47 +45,37 @@ class Scorer:
         rows: Sequence[MixtureSpec | FittedMixtureSpec],
         memories: Mapping[str, Memory],
         scaled_interpolation: bool,
-        jumps_clear: bool = False,
+        reset_on_gap: bool = False,
     ):
         self.rows, self.memories = rows, {name: memories[name] for name in memories if name in memory_names(rows)}
-        self.scaled_interpolation, self.jumps_clear = scaled_interpolation, jumps_clear
+        self.scaled_interpolation, self.reset_on_gap = scaled_interpolation, reset_on_gap
 
-    def scores(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[Float[Tensor, "s a n"]]]]:
+    def score_rows(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[Float[Tensor, "s a n"]]]]:
         """Yield each window in stream order with log P(target) of each row over its grid."""
         scorers = [row.window_scorer() for row in self.rows]
-        for window, masses in self.masses(windows):
+        for window, masses in self.query(windows):
             yield window, [scorer(window, row_masses) for scorer, row_masses in zip(scorers, masses, strict=True)]
 
-    def scored(self, windows: Iterator[Window]) -> Iterator[ScoredWindow]:
+    def score_row(self, windows: Iterator[Window]) -> Iterator[ScoredWindow]:
         """Yield each window in stream order as the only row scores it."""
         (row,) = self.rows
         scorer = row.window_scorer()
-        for window, (masses,) in self.masses(windows):
+        for window, (masses,) in self.query(windows):
             yield ScoredWindow(window, masses, scorer(window, masses)[0, 0], scorer)
 
-    def masses(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[dict[str, Mass]]]]:
+    def query(self, windows: Iterator[Window]) -> Iterator[tuple[Window, list[dict[str, LogMass]]]]:
         """Yield each window in stream order with the masses [s t n] of each row's memories."""
-        self.reset()
-        expected = 0
-        for window, prefetched in self.with_prefetched(windows):
-            if self.jumps_clear and window.scored_from != expected:
-                self.reset()
-            expected = window.scored_from + len(window.query.token)
-            divisors = self.divisors(window.contexts.g.shape[1])
-            distinct = torch.tensor(sorted({value for values in divisors for value in values}), device=window.contexts.g.device)
-            masses = self.query_memories(window, distinct, prefetched)
-            yield window, [self.row_masses(masses, row, distinct, own) for row, own in zip(self.rows, divisors, strict=True)]
-            for memory in self.memories.values():
-                memory.write(window)
-
-    def reset(self) -> None:
-        """Reset all memories."""
         for memory in self.memories.values():
             memory.reset()
-
-    def divisors(self, width: int) -> list[list[float]]:
-        """Return each row's divisors of raw similarities, for keys of a width."""
-        return [row.divisors(*scales(width, self.scaled_interpolation)) for row in self.rows]
+        expected = 0
+        for window, prefetched in self.with_prefetched(windows):
+            if self.reset_on_gap and window.scored_from != expected:
+                for memory in self.memories.values():
+                    memory.reset()
+            expected = window.scored_from + len(window.query.token)
+            yield window, self.row_masses(window, prefetched)
+            for memory in self.memories.values():  # only now: a window must not see itself
+                memory.write(window)
 
     def with_prefetched(self, windows: Iterator[Window]) -> Iterator[tuple[Window, dict[str, Any]]]:
         """Yield each window with the results of memories that can be queried for many windows at once.
@@ -102,36 +85,40 @@ class Scorer:
         queried = {name: memory for name, memory in self.memories.items() if memory.supports_batched_queries}
         groups = group_windows(windows, PREFETCHED_QUERIES if queried else 1)
         requested = ((group, {name: memory.request(group) for name, memory in queried.items()}) for group in groups)
-        for group, requests in one_ahead(requested):
+        for group, requests in prefetch_one(requested):
             results = {name: wait() for name, wait in requests.items()}
             for number, window in enumerate(group):
                 yield window, {name: result[number] for name, result in results.items()}
 
-    def query_memories(self, window: Window, divisors: Float[Tensor, " t"], prefetched: dict[str, Any]) -> WindowMasses:
-        """Query each memory for a window, under every divisor or under its own experts, as the rows need."""
-        result = WindowMasses({}, {})
-        for name, memory in self.memories.items():
-            arguments = window, divisors, prefetched.get(name)
-            if any(name in row.memories and row.uses_experts for row in self.rows) and memory.expert_names:
-                result.experts[name] = memory.experts(*arguments)
-            if any(name in row.memories and not (row.uses_experts and memory.expert_names) for row in self.rows):
-                result.by_divisor[name] = memory.mass(*arguments)
-        return result
+    def row_masses(self, window: Window, prefetched: dict[str, Any]) -> list[dict[str, LogMass]]:
+        """Return the masses of each row's memories, at the row's divisors and memory sizes.
 
-    def row_masses(
-        self, masses: WindowMasses, row: MixtureSpec | FittedMixtureSpec, distinct: Tensor, divisors: list[float]
-    ) -> dict[str, Mass]:
-        """Select the masses of a row's memories at the row's divisors and memory sizes, in the row's order."""
-        index = torch.searchsorted(distinct, torch.tensor(divisors, device=distinct.device))
-        result = {}
-        for name in row.memories:
-            memory, has_experts = self.memories[name], row.uses_experts and bool(self.memories[name].expert_names)
-            mass = masses.experts[name] if has_experts else masses.by_divisor[name]
-            if memory.sizes != Memory.sizes:
-                sizes = [0 if row.uses_experts and len(memory.sizes) == 1 else memory.sizes.index(size) for size in row.sizes]
-                mass = Mass(mass.target[sizes], mass.total[sizes])
-            result[name] = mass if has_experts else Mass(mass.target[:, index], mass.total[:, index])
-        return result
+        A memory is queried once for all rows that mix temperatures, under every divisor of any of them, and once for all rows
+        that mix its own experts.
+        """
+        joint_scale, interpolation_scale = scales(window.contexts.g.shape[1], self.scaled_interpolation)
+        divisors = [row.divisors(joint_scale, interpolation_scale) for row in self.rows]
+        device = window.contexts.g.device
+        distinct = torch.tensor(sorted({value for values in divisors for value in values}), device=device)
+        results: list[dict[str, LogMass]] = [{} for _ in self.rows]
+        for name, memory in self.memories.items():
+            arguments, answers = (window, distinct, prefetched.get(name)), dict[bool, LogMass]()
+            for row, own, result in zip(self.rows, divisors, results, strict=True):
+                if name not in row.memories:
+                    continue
+                by_expert = row.uses_experts and bool(memory.expert_names)
+                if by_expert not in answers:
+                    answers[by_expert] = memory.experts(*arguments) if by_expert else memory.mass(*arguments)
+                mass = answers[by_expert]
+                if memory.sizes != Memory.sizes:
+                    # A fitted row has the single size of its memories, whose number no mixture knows.
+                    sizes = [0 if row.uses_experts and len(memory.sizes) == 1 else memory.sizes.index(s) for s in row.sizes]
+                    mass = LogMass(mass.target[sizes], mass.total[sizes])
+                if not by_expert:
+                    index = torch.searchsorted(distinct, torch.tensor(own, device=device))
+                    mass = LogMass(mass.target[:, index], mass.total[:, index])
+                result[name] = mass
+        return results
 
 
 def memory_names(rows: Sequence[MixtureSpec | FittedMixtureSpec]) -> set[str]:
@@ -139,13 +126,13 @@ def memory_names(rows: Sequence[MixtureSpec | FittedMixtureSpec]) -> set[str]:
     return set().union(*(row.memories for row in rows))
 
 
-def one_ahead(items: Iterator[Item]) -> Iterator[Item]:
+def prefetch_one(items: Iterator[Item]) -> Iterator[Item]:
     """Yield each item once the one after it has been made."""
-    made: list[Item] = []
+    waiting: list[Item] = []
     for item in items:
-        yield from made
-        made = [item]
-    yield from made
+        yield from waiting
+        waiting = [item]
+    yield from waiting
 
 
 def group_windows(windows: Iterator[Window], queries: int) -> Iterator[list[Window]]:

@@ -9,13 +9,13 @@ import torch
 
 from trime.data.questions.base import Example
 from trime.io import read_json_lines, write_json
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.plan.language_model import Plan
 
 EXCERPT = 200  # characters around the last place of an answer
 
 
-class AnswerSamples(Artefact):
+class AnswerSamples(ConfiguredArtefact):
     """``answer_samples.json``: the first correctly and the first incorrectly answered question, read once more."""
 
     kind, stage, depends_on = "answer_samples", "answer", ("answering.counts",)

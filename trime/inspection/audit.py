@@ -24,8 +24,7 @@ from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.io import write_json
-from trime.memory.base import Carried, Window
-from trime.memory.external import ExternalMemory
+from trime.memory.base import StateScope, Window
 from trime.memory.retrieval.datastore import Datastore, KNNMemory
 from trime.models.network import Reader
 from trime.pipeline.model_io import open_network
@@ -34,7 +33,7 @@ from trime.plan.language_model import Plan
 from trime.progress import Progress
 from trime.stages.encode import read_windows
 from trime.stages.scoring import build_scorer
-from trime.types import Mass, Tensor, contexts_of, is_token
+from trime.types import LogMass, Tensor, contexts_of, is_token
 
 MAX_WINDOWS = 6  # windows of the test text that are altered
 TOLERANCE = 1e-4  # nats: changes by rounding
@@ -58,10 +57,9 @@ class Audit:
         self.unaltered: dict[int, list[Tensor]] = {}  # scores by window number
 
     @property
-    def nearest(self) -> KNNMemory | None:
-        """The nearest-neighbour memory of the datastore; None if no row uses it."""
-        external = self.scorer.memories.get("external")
-        return external.nearest if isinstance(external, ExternalMemory) else None
+    def searches(self) -> list[KNNMemory]:
+        """The searches of datastores by which rows are scored."""
+        return [memory.nearest for memory in self.scorer.memories.values() if memory.nearest]
 
     def relevant_windows(self, last: int) -> list[int]:
         """Return the windows that can affect window ``last``, itself included: as many as the memories reach back."""
@@ -77,7 +75,7 @@ class Audit:
     @torch.no_grad()
     def scores(self, text: Split, numbers: list[int]) -> list[Tensor]:
         """Return log P of the *original* tokens in the last window, [row][token], given the altered text."""
-        (*_, (_, row_scores)) = self.scorer.scores(self.encode(text, numbers))
+        (*_, (_, row_scores)) = self.scorer.score_rows(self.encode(text, numbers))
         return [score[0, 0] for score in row_scores]
 
     def unaltered_scores(self, number: int) -> list[Tensor]:
@@ -97,7 +95,7 @@ class Audit:
             contexts = contexts._replace(positions=contexts.positions._replace(segment=contexts.positions.segment + number))
             scored = batch.scored.flatten()
             mass = self.network.vocabulary_mass(encoding.f.flatten(0, 1)[scored], targets[scored])
-            vocabulary = Mass(mass.target.float(), mass.total.float(), mass.gate)
+            vocabulary = LogMass(mass.target.float(), mass.total.float(), mass.gate)
             yield Window(contexts, int((~scored).sum()), vocabulary, targets[scored])
 
     def alter_text(self, positions: np.ndarray, seed: int) -> Split:
@@ -132,7 +130,7 @@ class Audit:
         other[position] = (other[position] + 1) % len(self.corpus.vocabulary)
         for targets in (last.targets, other):
             scorers = [row.window_scorer() for _, row in fitted]
-            for window, masses in self.scorer.masses(iter([*windows[:-1], last._replace(targets=targets)])):
+            for window, masses in self.scorer.query(iter([*windows[:-1], last._replace(targets=targets)])):
                 for scorer, (index, _) in zip(scorers, fitted, strict=True):
                     scorer(window, masses[index])
             weights.append([scorer.log_weights[: position + 1].exp() for scorer in scorers])
@@ -142,13 +140,9 @@ class Audit:
         """Return the mean difference between the scores by stored and by fresh encodings of a window, in nats per token."""
         numbers = self.relevant_windows(number)
         windows = islice(read_windows(self.plan.test.path(), self.device), numbers[0], numbers[-1] + 1)
-        (*_, (_, row_scores)) = self.scorer.scores(windows)
+        (*_, (_, row_scores)) = self.scorer.score_rows(windows)
         pairs = zip(row_scores, self.unaltered_scores(number), strict=True)
         return float(np.max([float((stored[0, 0] - fresh).abs().mean()) for stored, fresh in pairs]))
-
-    def windows_after_borders(self) -> list[int]:
-        """Return first windows of documents that follow another one, which would be affected first if its text leaked."""
-        return evenly_spaced(np.flatnonzero(np.diff(self.windows.document)) + 1)
 
     def change_by_other_documents(self, number: int) -> float:
         """Return the change in a window when all other documents are altered."""
@@ -159,31 +153,39 @@ class Audit:
 
     @property
     def stores_test_text(self) -> bool:
-        """Return True if the datastore holds the very text that is scored."""
-        return self.nearest is not None and self.nearest.hide_own
+        """Return True if a datastore holds the very text that is scored."""
+        return any(nearest.hide_own for nearest in self.searches)
 
     def datastore_overlap(self) -> dict[str, float]:
-        """Return the share of each test document that is in the datastore, or is retrieved from it if it stores that text."""
-        if self.nearest is None:
-            return {}
-        return self.own_entries(self.nearest) if self.stores_test_text else copied_shares(self.text, self.nearest.store)
+        """Return the largest share of each test document that any datastore of other text holds."""
+        shares: dict[str, float] = {}
+        for nearest in self.searches:
+            if not nearest.hide_own:
+                for document, share in copied_shares(self.text, nearest.store).items():
+                    shares[document] = max(share, shares.get(document, 0.0))
+        return shares
 
-    def own_entries(self, nearest: KNNMemory) -> dict[str, float]:
-        """Return the share of retrieved entries that are of the query's own document, for a datastore of the same text."""
-        shares: dict[str, list[float]] = {}
-        windows = read_windows(self.plan.test.path(), torch.device("cpu"))
-        for window in islice(windows, None, None, max(1, len(self.windows) // MAX_WINDOWS)):
-            score, _, index = nearest.entries(window.query)
-            own = (nearest.store.document[index] == window.query.positions.document[:, None]) & score.isfinite()
-            shares.setdefault(str(int(window.query.positions.document[0])), []).append(float(own.float().mean()))
-        return {document: max(of_windows) for document, of_windows in shares.items()}
+    def own_entries(self) -> dict[str, float]:
+        """Return the largest share of entries retrieved from datastores of the test text that are of the query's document."""
+        shares: dict[str, float] = {}
+        for nearest in (nearest for nearest in self.searches if nearest.hide_own):
+            windows = read_windows(self.plan.test.path(), torch.device("cpu"))
+            for window in islice(windows, None, None, max(1, len(self.windows) // MAX_WINDOWS)):
+                score, _, index = nearest.entries(window.query)
+                own = (nearest.store.document[index] == window.query.positions.document[:, None]) & score.isfinite()
+                document = str(int(window.query.positions.document[0]))
+                shares[document] = max(float(own.float().mean()), shares.get(document, 0.0))
+        return shares
 
 
 def audit(plan: Plan) -> dict[str, Any]:
     """Run all checks of a finished run and write audit.json; UserError if one is violated. Return the measurements."""
     checks = Audit(plan)
     numbers = evenly_spaced(np.arange(len(checks.windows)))
-    borders = checks.windows_after_borders() if is_bounded(checks) else []
+    scopes = [scored.state_scope for scored in (*checks.scorer.rows, *checks.scorer.memories.values())]
+    bounded = plan.config.evaluate.bounded and StateScope.CORPUS not in scopes
+    # The first windows of documents that follow another one would be affected first if its text leaked.
+    borders = evenly_spaced(np.flatnonzero(np.diff(checks.windows.document)) + 1) if bounded else []
     later = [checks.change_by_later_tokens(number) for number in Progress(numbers, unit="window", desc="audit later tokens")]
     stored = [checks.stored_encoding_error(number) for number in numbers]
     weights = [checks.change_by_target(number) for number in numbers]
@@ -198,6 +200,7 @@ def audit(plan: Plan) -> dict[str, Any]:
         "max_weight_change_by_target": float(np.max(weights)),
         "max_change_by_other_documents": float(np.max(others)) if others else None,
         "test_documents_in_datastore": checks.datastore_overlap(),
+        "test_documents_that_retrieve_themselves": checks.own_entries(),
         "datastore_is_the_test_text": checks.stores_test_text,
         "tolerance": TOLERANCE,
     }
@@ -205,14 +208,8 @@ def audit(plan: Plan) -> dict[str, Any]:
     write_json(plan.run_folder / "audit.json", results)
     if violated := violations(results):
         raise UserError(f"audit: {'; '.join(violated)} (see {plan.run_folder / 'audit.json'})")
-    print(verdict(results, uses_datastore=plan.index is not None))
+    print(verdict(results, {nearest.hide_own for nearest in checks.searches}))
     return results
-
-
-def is_bounded(checks: Audit) -> bool:
-    """Return True if evaluation treats documents as independent of one another."""
-    carried = [part.carries for part in (*checks.scorer.rows, *checks.scorer.memories.values())]
-    return checks.plan.config.evaluate.bounded and Carried.TEXT not in carried
 
 
 def evenly_spaced(numbers: np.ndarray) -> list[int]:
@@ -235,16 +232,18 @@ def violations(results: dict[str, Any]) -> list[str]:
         messages.append(f"altering other documents changes a bounded one by {others:.2g} nats")
     if not stored <= STORED_TOLERANCE:
         messages.append(f"the stored encodings score the test text differently, by {stored:.2g} nats per token")
-    allowed = 0.0 if results["datastore_is_the_test_text"] else MAX_COPIED
-    copies = {document: share for document, share in results["test_documents_in_datastore"].items() if share > allowed}
-    if copies:
-        worst = max(copies, key=copies.__getitem__)
-        messages.append(f"{len(copies)} test documents are in the datastore, {100 * copies[worst]:.0f} % of document {worst}")
+    for key, allowed in (("test_documents_in_datastore", MAX_COPIED), ("test_documents_that_retrieve_themselves", 0.0)):
+        copies = {document: share for document, share in results[key].items() if share > allowed}
+        if copies:
+            worst = max(copies, key=copies.__getitem__)
+            messages.append(
+                f"{len(copies)} test documents are in the datastore, {100 * copies[worst]:.0f} % of document {worst}"
+            )
     return messages
 
 
-def verdict(results: dict[str, Any], uses_datastore: bool) -> str:
-    """Return what a passed audit found, a line for each check."""
+def verdict(results: dict[str, Any], datastores: set[bool]) -> str:
+    """Return the lines of a passed audit, one for each check; ``datastores``: whether those searched hold the test text."""
     windows, later = len(results["windows"]), results["max_change_by_later_tokens"]
     lines = [f"audit: altering a token and later ones changes no probability up to it ({windows} windows, {later:.1e} nats)"]
     if results["max_change_by_other_documents"] is None:
@@ -252,9 +251,9 @@ def verdict(results: dict[str, Any], uses_datastore: bool) -> str:
     else:
         others = results["max_change_by_other_documents"]
         lines.append(f"audit: altering other documents changes no probability ({others:.1e} nats)")
-    if uses_datastore and results["datastore_is_the_test_text"]:
+    if True in datastores:
         lines.append("audit: the datastore holds the test text, and no document retrieves entries of its own")
-    elif uses_datastore:
+    if False in datastores:
         shares = results["test_documents_in_datastore"].values()
         lines.append(
             f"audit: at most {100 * max(shares, default=0):.1f} % of a test document are runs of {RUN_LENGTH} tokens in the "

@@ -12,7 +12,7 @@ from trime.errors import UserError
 from trime.inspection.writers import GeneratedToken, open_writer
 from trime.io import plain, write_json
 from trime.plan.language_model import Plan
-from trime.report.figures.passages import part_texts
+from trime.report.passages import part_texts
 
 
 def generate(plan: Plan) -> None:
@@ -67,6 +67,6 @@ def read_prompt(file: str | None) -> str:
 
 def format_token(token: GeneratedToken) -> str:
     """Return the lines of a token: its probability and the parts of it, then the entries that contributed most."""
-    parts = "  ".join(part_texts(token._asdict()))
+    parts = "  ".join(part_texts(token.parts, token.agreeing))
     entries = "".join(f"\n      {e['share']:.4f} {e['memory']}: … {e['text']} ({e['place']})" for e in token.entries)
     return f"{token.text!r:<16} {token.probability:.4f} = {parts}{entries}"

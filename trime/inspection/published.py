@@ -1,4 +1,4 @@
-"""Published results with the command that reproduces each (conf/published/attendre.yaml): Attendre's tables."""
+"""Published results with the command that reproduces each (conf/published_attendre.yaml): Attendre's tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import yaml
 
 from trime.config.folder import CONF
 
-PUBLISHED = CONF / "published" / "attendre.yaml"
+PUBLISHED = CONF / "published_attendre.yaml"
 
 
 class PublishedCell(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,15 @@ from trime.evaluation.generation import AttributedToken
 from trime.inspection.annotated import annotate
 from trime.inspection.drawing import draw_all
 from trime.inspection.translation_samples import TranslationSamples
-from trime.inspection.writers import GeneratedToken, Writer, last_row_memories
+from trime.inspection.writers import Writer, last_row_memories
 from trime.io import plain, write_json
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.pretrained import is_pretrained
 from trime.plan.language_model import Plan
 from trime.plan.translation import TranslationPlan
 
 
-class Samples(Artefact):
+class Samples(ConfiguredArtefact):
     """``samples.json``: passages of the report page, read like prompts, with evaluation's windows and tuned memories."""
 
     kind, stage, depends_on = "samples", "report", ("report.samples",)
@@ -60,20 +59,16 @@ class Samples(Artefact):
         """Return a passage whose tokens are annotated with their attribution, given the tokens before it."""
         writer = Writer(self.plan)
         writer.continuation.read(before)
-        described = self.described(writer, tokens)
+        described = []
+        for token in tokens:
+            attribution, entries = writer.continuation.next()
+            step = AttributedToken(token, attribution, entries, writer.continuation.network.attention_trace())
+            described.append(writer.describe_step(step, self.config.report.samples.entries))
+            writer.continuation.read([token])
         texts = (writer.text(before + tokens[:count]) for count in range(1, len(tokens) + 1))
         annotated = annotate(described, texts, writer.text(before))
         name = self.plan.evaluated_corpus.corpus().names("test")[document]
         return {"document": name, "row": writer.label, "before": writer.text(before), "tokens": annotated}
-
-    def described(self, writer: Writer, tokens: list[int]) -> Iterator[GeneratedToken]:
-        """Yield the attribution of each token of a text that is being read."""
-        continuation = writer.continuation
-        for token in tokens:
-            attribution, entries = continuation.next()
-            step = AttributedToken(token, attribution, entries, continuation.network.attention_trace())
-            yield writer.describe_step(step, self.config.report.samples.entries)
-            continuation.read([token])
 
 
 def samples_of(plan: Plan) -> Samples | TranslationSamples | None:
@@ -87,8 +82,9 @@ def samples_of(plan: Plan) -> Samples | TranslationSamples | None:
 
 
 def holds_test(plan: Plan) -> bool:
-    """Return True if the datastore holds the test text itself."""
-    return bool(plan.index) and plan.index.store_summary()["text"] == plan.evaluated_corpus.corpus().fingerprint("test")  # type: ignore[union-attr]
+    """Return True if a memory holds the test text itself."""
+    test = plan.evaluated_corpus.corpus().fingerprint("test")
+    return any(memory.fingerprint() == test for memory in plan.memories.stored.values())
 
 
 def passages(offsets: np.ndarray, settings: dict[str, int]) -> list[tuple[int, int, int, int]]:

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from trime.data.corpus import evenly_spaced
+from trime.data.parallel.corpus import ParallelCorpus
 from trime.inspection.annotated import annotate
 from trime.inspection.drawing import draw_all
-from trime.inspection.stored_text import DatastoreText
+from trime.inspection.stored_text import StoredText
 from trime.inspection.writers import describe_step
 from trime.io import write_json
-from trime.memory.retrieval.datastore import Datastore
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.plan.translation import TranslationPlan
+from trime.stages.memories import StoredMemory
 from trime.stages.translation.translator import Translator
 
 
-class TranslationSamples(Artefact):
+class TranslationSamples(ConfiguredArtefact):
     """``samples.json``: translations of the report page, with the last row's memory and tuned settings."""
 
     kind, stage, depends_on = "samples", "report", ("report.samples.passages", "report.samples.entries")
@@ -36,8 +37,8 @@ class TranslationSamples(Artefact):
     def build(self, folder: Path) -> None:
         rows = self.translations.tune.rows()
         translator = self.translations.translator(len(rows) - 1)
-        assert translator.nearest is not None
-        pairs = PairText(self.plan, translator.nearest.store)
+        (memory,) = (self.plan.memories.stored[name] for name in rows[-1].memories)
+        pairs = PairText(memory, self.plan.corpus.corpus())
         count, wanted = self.translations.scores()[-1]["sentences"], self.config.report.samples.passages
         draws = [
             partial(self.translation, translator, pairs, number, rows[-1].label) for number in evenly_spaced(count, wanted)
@@ -59,18 +60,17 @@ class TranslationSamples(Artefact):
         return {"document": name, "row": row, "before": before, "tokens": annotate(described, texts, "")}
 
 
-class PairText(DatastoreText):
+class PairText(StoredText):
     """The target sentences of a datastore, with the sources that they translate."""
 
-    def __init__(self, plan: TranslationPlan, store: Datastore):
-        super().__init__(plan, store)
-        self.pairs = plan.corpus.corpus()
-        self.tokenizer = self.pairs.tokenizer
+    def __init__(self, memory: StoredMemory, pairs: ParallelCorpus):
+        super().__init__(memory)
+        self.pairs, self.tokenizer = pairs, pairs.tokenizer
 
     def locate(self, number: int) -> tuple[str, str]:
         """Return the text of an entry up to its target, and its sentence with the source of that."""
-        text, place = super().locate(number)
-        if not self.known:
-            return text, place
-        source = self.pairs.source_text(self.split, int(self.store.document[number]))
-        return text, f"{self.split}, {place}: {source}"
+        text, name = super().locate(number)
+        if place := self.memory.place(number):
+            split = self.memory.split
+            return text, f"{split}, {name}: {self.pairs.source_text(split, place[0])}"
+        return text, name

@@ -17,6 +17,7 @@ from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.generation import (
     AttributedToken,
     Continuation,
+    TextScorer,
     TokenSampler,
     WindowLengths,
     agreeing_entries,
@@ -24,8 +25,7 @@ from trime.evaluation.generation import (
     top_entries,
 )
 from trime.evaluation.mixture_spec import MixtureSpec
-from trime.evaluation.text_scorer import TextScorer
-from trime.inspection.stored_text import CONTEXT, entry_sources
+from trime.inspection.stored_text import CONTEXT, StoredText
 from trime.io import plain
 from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
@@ -178,7 +178,7 @@ class Writer:
         evaluate = config.evaluate
         windows = WindowLengths(evaluate.block, 0 if network.is_stateful else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
-        self.sources = entry_sources(plan, memories)
+        self.sources = {name: StoredText(plan.memories.stored[name]) for name in memories if name in plan.memories.stored}
         size = len(self.vocabulary)
         self.continuation = Continuation(network.to(device), self.row, memories, windows, eos, size, scaled)
         self.scorer = TextScorer(network, self.row, memories, windows, eos, scaled)

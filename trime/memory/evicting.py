@@ -15,7 +15,7 @@ from trime.memory.fifo import check_sizes
 from trime.memory.objective.blockwise import BLOCK, blockwise_mass
 from trime.memory.similarity import similarity
 from trime.memory.visibility import Everything, SameDocument
-from trime.types import AttentionBlock, Contexts, Float, Int, Mass, Tensor, TokenPosition
+from trime.types import AttentionBlock, Contexts, Float, Int, LogMass, Tensor, TokenPosition
 
 
 class EvictingTokenMemory:
@@ -68,12 +68,12 @@ class EvictingTokenMemory:
         states = self.content_for(query, overlap).states
         return to_contexts(states[-1]) if states else query.take(slice(0, 0))
 
-    def mass(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
+    def mass(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> LogMass:
         """Return the mass [s t n] at every size, in order."""
         empty = [memory.empty(to_columns(query.take(slice(0, 0)))) for memory in self.memories]
         states = self.content_for(query, overlap).states or empty
         masses = [blockwise_mass(query, to_contexts(state), self.visibility, divisor, metric=self.metric) for state in states]
-        return Mass(torch.stack([mass.target for mass in masses]), torch.stack([mass.total for mass in masses]))
+        return LogMass(torch.stack([mass.target for mass in masses]), torch.stack([mass.total for mass in masses]))
 
     def content_for(self, query: Contexts, overlap: int) -> Content:
         """Return the content that a query sees: nothing of another document, and the waiting entries that it may see."""

@@ -8,18 +8,19 @@ from typing import Any
 from trime.checks import check_number, check_object
 from trime.memory.base import Entries, Memory, Window
 from trime.memory.retrieval.datastore import KNNMemory, retrieved_mass
-from trime.types import Contexts, Float, Mass, Tensor
+from trime.types import Contexts, Float, LogMass, Tensor
 
 
 class ExternalMemory(Memory):
     """The nearest entries of a datastore, searched for many windows at once; ``size``: bytes of the datastore and its index."""
 
-    supports_batched_queries = True
+    supports_batched_queries = is_searched = True
+    nearest: KNNMemory
 
     def __init__(self, nearest: KNNMemory, size: int = 0):
         check_object("nearest", nearest, KNNMemory, "KNNMemory(store)")
         check_number("size", size, at_least=0, whole=True)
-        self.nearest, self.size = nearest, size
+        self.nearest, self.size, self.metric = nearest, size, nearest.metric
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExternalMemory:
         """Return a memory of the same datastore, which holds nothing of the text that is read."""
@@ -43,10 +44,10 @@ class ExternalMemory(Memory):
 
         return result
 
-    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         score, token = self.prefetch([window])[0] if prefetched is None else prefetched
         mass = retrieved_mass(score, token, window.query.token, divisor)
-        return Mass(mass.target[None], mass.total[None])
+        return LogMass(mass.target[None], mass.total[None])
 
     def entries(self, window: Window) -> Entries:
         score, token, number = self.nearest.entries(window.contexts.take(slice(-1, None)))

@@ -12,7 +12,7 @@ from trime.checks import check_number, shown
 from trime.errors import UserError
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import Everything, SameDocument
-from trime.types import Contexts, Float, Mass, Tensor
+from trime.types import Contexts, Float, LogMass, Tensor
 
 
 class FifoTokenMemory:
@@ -54,21 +54,21 @@ class FifoTokenMemory:
         newest = self.contexts.take(slice(max(0, count - self.sizes[-1]), count))
         return newest.take(self.visibility.sees(query.positions, newest.positions)[0])
 
-    def mass(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> Mass:
+    def mass(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> LogMass:
         """Return the mass [s t n] at every size, in order."""
         count = self.visible_count(overlap)
         edges = [max(count - size, 0) for size in (0, *self.sizes)]
         bands = [self.band(query, divisor, low, high) for high, low in pairwise(edges)]
-        return Mass(
+        return LogMass(
             torch.stack([band.target for band in bands]).logcumsumexp(0),
             torch.stack([band.total for band in bands]).logcumsumexp(0),
         )
 
-    def band(self, query: Contexts, divisor: Tensor, low: int, high: int) -> Mass:
+    def band(self, query: Contexts, divisor: Tensor, low: int, high: int) -> LogMass:
         """Return the mass [t n] of the entries ``low`` to ``high``, counted from the oldest."""
         if self.contexts is None or low >= high:
             empty = query.g.new_full((len(divisor), len(query.token)), -math.inf)
-            return Mass(empty, empty)
+            return LogMass(empty, empty)
         return blockwise_mass(query, self.contexts.take(slice(low, high)), self.visibility, divisor, metric=self.metric)
 
 

@@ -10,7 +10,7 @@ from trime.choices import Metric
 from trime.memory.distributed import all_gather_varlen, gather_contexts, rank_rows
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import External, Others, Visibility
-from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
+from trime.types import Contexts, Float, LogMass, Tensor, TokenPosition
 
 
 class InBatch:
@@ -53,7 +53,7 @@ class InBatch:
         divisor: Float[Tensor, " t"],
         draw: float | None = None,
         progress: float = 1.0,
-    ) -> Mass:
+    ) -> LogMass:
         """Return the mass [t n] of the batch's contexts for the queries; ``contexts`` are the contexts of this process.
 
         ``draw``, uniform in [0, 1), is a function of seed and update alone, None in validation; ``progress`` of training runs

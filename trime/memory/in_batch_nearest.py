@@ -12,7 +12,7 @@ from trime.kernels.blocks import slices
 from trime.memory.distributed import gather_contexts
 from trime.memory.similarity import similarity
 from trime.memory.visibility import Visibility
-from trime.types import Contexts, Float, Mass, Tensor
+from trime.types import Contexts, Float, LogMass, Tensor
 
 ROWS = 512  # queries whose similarities are in memory at a time
 
@@ -39,20 +39,20 @@ class NearestInBatch:
         divisor: Float[Tensor, " t"],
         draw: float | None = None,
         progress: float = 1.0,
-    ) -> Mass:
+    ) -> LogMass:
         """Return the mass [t n] of the nearest contexts; ``contexts`` are those of this process. ``draw`` has no effect."""
         memory = gather_contexts(contexts)
         blocks = [*slices(len(query.token), ROWS)] or [slice(0, 0)]  # a process may have no rows
         parts = [self.block(query.take(rows), memory, divisor) for rows in blocks]
-        return Mass(torch.cat([part.target for part in parts], 1), torch.cat([part.total for part in parts], 1))
+        return LogMass(torch.cat([part.target for part in parts], 1), torch.cat([part.total for part in parts], 1))
 
-    def block(self, query: Contexts, memory: Contexts, divisor: Tensor) -> Mass:
+    def block(self, query: Contexts, memory: Contexts, divisor: Tensor) -> LogMass:
         """Return the mass of some queries; the backward pass computes their similarities again."""
         hidden = ~self.visibility.sees(query.positions, memory.positions)
         target, total = checkpoint(
             self.masses, query.g, memory.g, hidden, query.token, memory.token, divisor, use_reentrant=False
         )
-        return Mass(target, total)
+        return LogMass(target, total)
 
     def masses(self, query: Tensor, memory: Tensor, hidden: Tensor, target: Tensor, token: Tensor, divisor: Tensor):  # type: ignore[no-untyped-def]
         """Return the log-masses [t n] of the targets and in all, over the nearest visible contexts."""

@@ -10,20 +10,22 @@ from trime.memory.base import Entries, Memory, Window
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.similarity import similarity
 from trime.memory.visibility import Local
-from trime.types import Contexts, Float, Mass, Tensor
+from trime.types import Contexts, Float, LogMass, Tensor
 
 
 class LocalMemory(Memory):
     """The earlier contexts of each window; ``metric``: ip, l2 or cosine."""
+
+    metric: Metric
 
     def __init__(self, metric: Metric = "ip"):
         check_choice("metric", metric, METRICS)
         self.metric = metric
         self.window_bytes = 0
 
-    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         mass = blockwise_mass(window.query, window.contexts, Local(), divisor, metric=self.metric)
-        return Mass(mass.target[None], mass.total[None])
+        return LogMass(mass.target[None], mass.total[None])
 
     def write(self, window: Window) -> None:
         self.window_bytes = window.contexts.bytes

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from trime.errors import UserError
-from trime.memory.base import Carried, Entries, Memory, Window
+from trime.memory.base import Entries, Memory, StateScope, Window
 from trime.memory.ngrams_cpu import counts_in_document, counts_in_text, rehash, suffix_range
-from trime.types import Float, Mass, Tensor
+from trime.types import Float, LogMass, Tensor
 
 INITIAL_SLOTS = 2**10  # slots of an empty hash table of counts
 MAX_OCCURRENCES = 2**16  # occurrences of a context that generation reads at most, evenly chosen
@@ -99,7 +99,7 @@ class Ngrams(Memory):
     Counts have no temperature: ``mass`` is that of the longest context that occurred.
     """
 
-    carries = Carried.DOCUMENT
+    state_scope = StateScope.DOCUMENT
 
     def __init__(self, orders: list[int]):
         if not orders or sorted(set(orders)) != list(orders) or orders[0] < 1:
@@ -118,23 +118,25 @@ class Ngrams(Memory):
     def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
         """Return how often the context of each order occurs before the target, and before any token: [e n] each."""
 
-    def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         of_target, total = (torch.as_tensor(part).to(window.contexts.g).log()[None] for part in self.context_counts(window))
-        return Mass(of_target, total)
+        return LogMass(of_target, total)
 
-    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> Mass:
+    def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         experts = self.experts(window, divisor)
         known = experts.total[0].isfinite().sum(0)  # where a context occurs, its shorter suffixes do too
         longest = (known - 1).clamp(min=0)[None]
         masses = [part[0].gather(0, longest).expand(len(divisor), -1)[None] for part in (experts.target, experts.total)]
-        return Mass(*masses)
+        return LogMass(*masses)
 
     def entries(self, window: Window) -> Entries:
         """Return each token that followed, with its log-count under each order and where it followed the longest."""
         followers = self.continuations(window)
         token, column = np.unique(np.concatenate([each.token for each in followers] or [np.zeros(0)]), return_inverse=True)
         counts, source = np.zeros((len(self.orders), len(token))), np.zeros(len(token), np.int64)
-        for number, (columns, each) in enumerate(zip(split(column, followers), followers, strict=True)):
+        edges = np.cumsum([0, *(len(each.token) for each in followers)])
+        for number, each in enumerate(followers):
+            columns = column[edges[number] : edges[number + 1]]
             counts[number] = np.bincount(columns, minlength=len(token)) * each.occurrences
             source[columns] = each.place
         longest = counts[max(int(counts.any(1).sum()) - 1, 0)]
@@ -145,11 +147,6 @@ class Ngrams(Memory):
     @abstractmethod
     def continuations(self, window: Window) -> list[Followers]:
         """Return for each order the tokens that followed the context of the window's last token."""
-
-
-def split(column: np.ndarray, followers: list[Followers]) -> list[np.ndarray]:
-    """Split a column into parts as long as those of each order."""
-    return np.split(column, np.cumsum([len(each.token) for each in followers])[:-1]) if followers else []
 
 
 class TextNgrams(Ngrams):
@@ -195,7 +192,7 @@ class TextNgrams(Ngrams):
 class DocumentNgrams(Ngrams):
     """n-grams of the document up to each token; contexts whose 63-bit hashes collide share their counts."""
 
-    depends_on_whole_document = True
+    depends_on_whole_document = needs_text_order = True
 
     def __init__(self, orders: list[int]):
         super().__init__(orders)

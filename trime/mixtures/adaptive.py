@@ -9,7 +9,6 @@ al. 2021) chooses K; the gates of He et al. (2021) and Drozdov et al. (2022) cho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -121,7 +120,7 @@ class Adaptive(Mixture):
         self.parameters["b2"] = constant_log_weights(log_probability, known, ~held_out)[:, None]
         learned = {name: self.parameters[name].requires_grad_() for name in LEARNED}
         optimizer = torch.optim.Adam(learned.values(), self.learning_rate)
-        best_parameters = detached_copies(learned)
+        best_parameters = {name: part.detach().clone() for name, part in learned.items()}
         loss = -self.network_scores(x, known, log_probability)
         best, since = (loss * stopping).sum(1) / stopping.sum(1), torch.zeros(self.networks)
         for _ in range(self.epochs):
@@ -165,8 +164,9 @@ class Adaptive(Mixture):
     def learn(self, masses: ExpertMasses, history: Float[Tensor, "n f"]) -> None:
         if not self.learns:
             return
-        if self.optimizer is None:
-            self.optimizer = torch.optim.Adam(list(self.trainable_parameters()), self.online_rate)
+        if self.optimizer is None:  # copies take gradients: the fitted parameters are shared with other passes
+            self.parameters |= {name: self.parameters[name].clone().requires_grad_() for name in LEARNED}
+            self.optimizer = torch.optim.Adam([self.parameters[name] for name in LEARNED], self.online_rate)
         with torch.enable_grad():
             x, known = self.features(masses.total, history), masses.total.isfinite()
             log_probability = masses.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
@@ -174,12 +174,6 @@ class Adaptive(Mixture):
             self.optimizer.zero_grad()
             loss.backward()
         self.optimizer.step()
-
-    def trainable_parameters(self) -> Iterator[Tensor]:
-        """Yield copies of the trained parameters, which replace them and take gradients."""
-        for name in LEARNED:
-            self.parameters[name] = self.parameters[name].clone().requires_grad_()
-            yield self.parameters[name]
 
     def load(self, state: dict[str, Tensor]) -> None:
         super().load(state)
@@ -208,8 +202,3 @@ def constant_log_weights(
         # A token that only one expert knows may be held out: weights of 0 would divide 0 by 0 there.
         weight = (weight / weight.sum(1, keepdim=True)).clamp(min=WEIGHT_IN_STEPS)
     return weight.clamp(min=math.exp(WEIGHT_FLOOR)).log()
-
-
-def detached_copies(parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies without gradient."""
-    return {name: part.detach().clone() for name, part in parts.items()}

@@ -18,12 +18,13 @@ import torch
 
 from trime.checks import check_number, shown
 from trime.errors import UserError
-from trime.types import Float, Int, Mass, Tensor
+from trime.types import Float, Int, LogMass, Tensor
 
 LOG_PROBABILITY_FLOOR = -60.0  # nats: smaller log-probabilities are clamped to it in training
 HISTORY_FLOOR = -12.0  # nats: smaller log-probabilities are clamped to it in histories
 HISTORY_DEFAULT = -6.0  # nats: the value of a history before the first token
 FEWEST_FOLDS = 3  # to fit to some, stop at one and score another
+BLOCKS = 4  # blocks of text per fold, if there are fewer documents than folds
 CHUNK = 256  # tokens of a document whose history is computed at once
 
 
@@ -48,7 +49,7 @@ class ExpertMasses(NamedTuple):
         return ExpertMasses(*(part[index] for part in self))
 
 
-def stack_masses(vocabulary: Mass, memories: dict[str, Mass], document: Int[Tensor, " n"]) -> ExpertMasses:
+def stack_masses(vocabulary: LogMass, memories: dict[str, LogMass], document: Int[Tensor, " n"]) -> ExpertMasses:
     """Return the masses of the vocabulary [n] and those of memories [1 e n] side by side, in order."""
     target = torch.cat([vocabulary.target[None], *(mass.target[0] for mass in memories.values())])
     total = torch.cat([vocabulary.total[None], *(mass.total[0] for mass in memories.values())])
@@ -166,3 +167,18 @@ class Mixture(ABC):
 def log_mixture(log_weights: Float[Tensor, "*k n e"], log_probability: Float[Tensor, "n e"]) -> Float[Tensor, "*k n"]:
     """Return log Σ_e π_e P_e."""
     return torch.logsumexp(log_weights + log_probability, -1)
+
+
+def folds(document: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " n"]:
+    """Return the fold of each token: documents dealt out by size; if they are few, blocks of the text in turn."""
+    number, size = document.unique(return_inverse=True, return_counts=True)[1:]
+    if len(size) < count:
+        block = max(1, -(-len(document) // (count * BLOCKS)))
+        return torch.arange(len(document)) // block % count
+    fold_size, fold = [0] * count, torch.empty(len(size), dtype=torch.long)
+    shuffled = torch.randperm(len(size), generator=torch.Generator().manual_seed(seed))
+    for document_number in shuffled[size[shuffled].argsort(descending=True, stable=True)].tolist():
+        smallest = fold_size.index(min(fold_size))
+        fold[document_number] = smallest
+        fold_size[smallest] += int(size[document_number])
+    return fold[number]

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from trime.errors import UserError
 from trime.io import write_tensors
 from trime.models.attention_trace import AttentionTrace, mean_trace
-from trime.types import Batch, Encoding, Float, Int, Mass, Tensor
+from trime.types import Batch, Encoding, Float, Int, LogMass, Tensor
 
 INITIAL_GATE_LOGIT = -2.0  # sigmoid(-2) = 0.12: the memories' share before training
 PART = "part"  # marks a file without the frozen weights
@@ -70,9 +70,9 @@ class Network(nn.Module):
         """The number of parameters, shared ones counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def vocabulary_mass(self, f: Tensor, target: Int[Tensor, " n"]) -> Mass:
+    def vocabulary_mass(self, f: Tensor, target: Int[Tensor, " n"]) -> LogMass:
         """Return the vocabulary's mass for the targets, with the gate's log-odds where there is a gate."""
-        mass: Mass = self.head.mass(f, target)  # type: ignore[operator]
+        mass: LogMass = self.head.mass(f, target)  # type: ignore[operator]
         return mass if self.gate is None else replace(mass, gate=self.gate_logits(f).squeeze(1).to(mass.total))
 
     def gate_logits(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:

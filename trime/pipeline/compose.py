@@ -10,6 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
+import trime.config.register  # noqa: F401  what conf/config.yaml refers to
 from trime.config.folder import CONF
 
 

@@ -17,7 +17,7 @@ QUESTION_PLACES = ("questions.path", "questions.babi", "questions.background")
 
 IGNORED = (  # settings and sections that no result depends on
     *("paths", "artefacts", "storage", "export", "logger", "report", "frontier", "stages", "seed", "expected", "name"),
-    *("dictionary", "trained", "tested", "choice", "choices", "initial_c", "domain", "generate", "explain", "prompt_file"),
+    *("dictionary", "generate", "explain", "prompt_file"),
     *("train.checkpoint_every", "train.log_every", "search", "threads", "engine"),
     *("evaluate.batch_tokens", "evaluate.analysis", "evaluate.per_token", "evaluate.subsets"),
     *("trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar"),
@@ -49,7 +49,8 @@ def config_hash(config: DictConfig) -> str:
         without(content, VALIDATION)
     if not any(content["callbacks"].values()):
         content.pop("callbacks")
-    for part in (content, content["evaluate"], content["datastore"]):
+    own = [node["datastore"] for node in content["memories"].values() if "datastore" in node]
+    for part in (content, content["evaluate"], content["datastore"], *own):
         if part.get("dataset"):
             identify_text(part["dataset"])
     text = json.dumps(content, sort_keys=True)

@@ -50,8 +50,6 @@ class Parts(ABC):
 class ArtefactInParts(Artefact):
     """An artefact that is made part by part, by whichever engine the experiment chose."""
 
-    run_parts: RunParts
-
     @abstractmethod
     def open_parts(self, folder: Path) -> Parts:
         """Return the parts of this artefact, which is being made in ``folder``."""

@@ -18,7 +18,6 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from trime.config.check import added_arguments
 from trime.errors import UserError
 from trime.io import plain
 from trime.pipeline.precision import resolved_precision, training_products
@@ -34,7 +33,7 @@ def added_to_training(config: DictConfig) -> dict[str, Any]:
     A trained artefact counts them among its settings; the result is empty where nothing was added.
     """
     callbacks = {name: part for name, part in plain(config.callbacks).items() if part is not None}
-    added = {"trainer": added_arguments(plain(config.trainer)), "callbacks": callbacks}
+    added = {"trainer": plain(config.trainer.extra), "callbacks": callbacks}
     return {name: settings for name, settings in added.items() if settings}
 
 

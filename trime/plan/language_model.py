@@ -13,23 +13,22 @@ from omegaconf import DictConfig, OmegaConf
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from trime.data.corpus import VocabularySource
-from trime.data.segments import training_segments
 from trime.errors import UserError
+from trime.io import plain
 from trime.kernels.cpu import prepare_cpu
-from trime.memory.retrieval.datastore import check_k
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, Lab
 from trime.pipeline.engines import Engine, Job, Local, MakePart
 from trime.pipeline.model_io import check_positions
 from trime.pipeline.parts import ArtefactInParts, Parts
 from trime.pipeline.precision import resolved_precision
 from trime.pipeline.pretrained import ensure_model_folder, is_pretrained, vocabulary_source
 from trime.pipeline.processes import device_of, launch
-from trime.pipeline.rows import MixtureSpecs, memories_of, rows_of
+from trime.pipeline.rows import MixtureSpecs, rows_of
 from trime.pipeline.tracking import build_loggers
 from trime.stages.analysis.per_token import PerToken
 from trime.stages.analysis.run_analysis import RunAnalysis
 from trime.stages.analysis.subsets import SubsetMixtures, Subsets
-from trime.stages.datastore import BuildIndex, ExternalStore, check_index, duplicates_in_store, uses_external
+from trime.stages.datastore import ExternalStore, duplicates_in_store
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.eviction.context_replay import ContextReplay
@@ -43,7 +42,7 @@ from trime.stages.long_context.train_small import TrainSmall
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import TuneMixture, build_tune, given_mixture
 from trime.stages.pack import Pack
-from trime.stages.prepare import Prepare, PreparedText, duplicates_of
+from trime.stages.prepare import Prepare, PreparedText, VocabularySettings, duplicates_of
 from trime.stages.training_task import LanguageModelTraining, TrainingTask
 from trime.stages.tune import TunedRows
 from trime.stages.windows import Portion, TextWindows, Windows
@@ -56,19 +55,36 @@ class Plan:
     training: type[TrainingTask] = LanguageModelTraining  # what is trained
     windows: type[Windows] = TextWindows  # how splits are cut into the windows that are encoded
     importer: type[ImportedModel] = Import  # the stage that imports released checkpoints
+    cuts_segments = True  # False: a sentence is a segment
 
     def __init__(self, config: DictConfig):
         self.config = config
+        self.corpora: dict[str, PreparedText] = {}  # by the settings of their datasets
+        self.stores: dict[str, Artefact] = {}  # by the settings of their datastores
 
-    def corpus_of(self, section: str) -> PreparedText:
-        """Return the corpus of a section: its own dataset in the main vocabulary if it names one, else the main corpus."""
-        dataset = self.config[section].get("dataset")
-        return Prepare(self.config, dataset, self.fixed_vocabulary or self.corpus.source()) if dataset else self.corpus
+    def corpus_of(self, dataset: DictConfig | None) -> PreparedText:
+        """Return the corpus of a dataset in the main vocabulary, the main corpus for None; the same for the same settings."""
+        if not dataset:
+            return self.corpus
+        key = OmegaConf.to_yaml(dataset, resolve=True)
+        if key not in self.corpora:
+            self.corpora[key] = self.prepare(dataset, self.fixed_vocabulary or self.corpus.source())
+        return self.corpora[key]
+
+    def prepare(self, dataset: DictConfig, source: VocabularySource | None) -> PreparedText:
+        """Return the corpus of a dataset in its own vocabulary, or in that of a ``source``."""
+        return Prepare(plain(dataset), VocabularySettings(**plain(self.config.vocabulary)), self.lab, source)
+
+    @cached_property
+    def lab(self) -> Lab:
+        """Where this experiment's artefacts lie, and who makes them."""
+        outputs, data = (Path(self.config.paths[name]).expanduser() for name in ("outputs", "data"))
+        return Lab(outputs, data, self.config.artefacts.verify, self.run_parts)
 
     @cached_property
     def corpus(self) -> PreparedText:
         """The corpus that is trained on."""
-        return Prepare(self.config, self.config.dataset, self.fixed_vocabulary)
+        return self.prepare(self.config.dataset, self.fixed_vocabulary)
 
     @cached_property
     def fixed_vocabulary(self) -> VocabularySource | None:
@@ -83,27 +99,29 @@ class Plan:
     @cached_property
     def evaluated_corpus(self) -> PreparedText:
         """The corpus that is tuned and tested on."""
-        return self.corpus_of("evaluate")
-
-    @cached_property
-    def stored_corpus(self) -> PreparedText:
-        """The corpus that the datastore is made from."""
-        return self.corpus_of("datastore")
+        return self.corpus_of(self.config.evaluate.get("dataset"))
 
     @cached_property
     def pack(self) -> Pack | None:
         """The neighbours of training segments, if batches are made from them."""
         needed = instantiate(self.config.batching, _convert_="all").needs_neighbours
-        cut = partial(training_segments, length=self.config.segments.length, bounded=self.config.segments.bounded)
-        trained = self.config.train.updates and not self.config.checkpoint
-        return Pack(self.config, self.corpus, cut, self.run_parts) if needed and trained else None
+        if not needed or not self.config.train.updates or self.config.checkpoint:
+            return None
+        segments, neighbours = self.config.segments, plain(self.config.neighbours)
+        length = segments.length if self.cuts_segments else None
+        return Pack(self.corpus, length, segments.bounded, self.config.batching.k, neighbours, self.lab)
 
     @cached_property
     def model(self) -> Artefact:
         """The model that is evaluated: given by ``checkpoint=``, imported, or trained here."""
         if self.config.checkpoint:
-            return ExternalModel(self.config) if local_copy(self.config.checkpoint).is_dir() else self.importer(self.config)
+            return ExternalModel(self.config) if local_copy(self.config.checkpoint).is_dir() else self.imported
         return self.fit
+
+    @cached_property
+    def imported(self) -> ImportedModel:
+        """The released checkpoint that ``checkpoint=`` names, as a model of this package."""
+        return self.importer(self.config.checkpoint, plain(self.config.dictionary), self.lab)
 
     @cached_property
     def fit(self) -> Fit:
@@ -119,17 +137,33 @@ class Plan:
     @cached_property
     def valid(self) -> Encode:
         """The encoded validation split."""
-        return self.encode("evaluate", "valid", self.evaluated_corpus)
+        return self.encode(self.config, "evaluate", "valid", self.evaluated_corpus)
 
     @cached_property
     def test(self) -> Encode:
         """The encoded test split."""
-        return self.encode("evaluate", "test", self.evaluated_corpus)
+        return self.encode(self.config, "evaluate", "test", self.evaluated_corpus)
 
-    def encode(self, section: str, split: str, corpus: PreparedText) -> Encode:
-        """Return the encoded portion of a split that a section asks for."""
-        portion = Portion.from_config(self.config, section, split)
-        return Encode(self.config, portion, corpus, self.model, self.windows(self.config), self.run_parts)
+    def encode(self, config: DictConfig, section: str, split: str, corpus: PreparedText) -> Encode:
+        """Return the encoded portion of a split that a section of a configuration asks for."""
+        portion = Portion.from_config(config, section, split)
+        return Encode(config, portion, corpus, self.model, self.windows(config), self.run_parts)
+
+    def text_of(self, config: DictConfig) -> PreparedText:
+        """Return the corpus that the section ``datastore`` of a configuration names."""
+        return self.corpus_of(config.datastore.get("dataset"))
+
+    def store_of(self, config: DictConfig) -> Artefact:
+        """Return the encoded text of the section ``datastore``: made by this run, or the folder of ``datastore.path=DIR``."""
+        key = OmegaConf.to_yaml(config.datastore, resolve=True)
+        if key not in self.stores:
+            made = not config.datastore.path
+            self.stores[key] = (
+                self.encode(config, "datastore", config.datastore.split, self.text_of(config))
+                if made
+                else ExternalStore(config, self.model)
+            )
+        return self.stores[key]
 
     def run_parts(self, artefact: ArtefactInParts, parts: Parts, bar: Any) -> None:
         """Make the missing parts of an artefact, by the configured engine unless they must follow one another."""
@@ -152,13 +186,14 @@ class Plan:
     def duplicates(self) -> list[str]:
         """Notes on documents of valid and test that are also in train, in valid, or in the text of the datastore."""
         text, notes = self.evaluated_corpus, list[str]()
-        stored = [(self.stored_corpus, self.config.datastore.split)] if self.memories.needs() else []
+        stored = [(memory.text, memory.config.datastore.split) for memory in self.memories.stored.values()]
+        given = [memory.store for memory in self.memories.datastores if isinstance(memory.store, ExternalStore)]
         for split in ("valid", "test"):
             for other, other_split in dict.fromkeys([(self.corpus, "train"), (text, "valid"), *stored]):
                 is_store = (other, other_split) in stored
                 notes += duplicates_of(text, split, other, other_split, hides_own=is_store)
-            if self.index and isinstance(self.store, ExternalStore):
-                notes += duplicates_in_store(text, split, self.store)
+            for store in given:
+                notes += duplicates_in_store(text, split, store)
         return notes
 
     def check_text(self) -> None:
@@ -167,13 +202,9 @@ class Plan:
         for split, readers in (("valid", {"encode", "tune"}), ("test", {"evaluate"})):
             if readers & stages:
                 self.evaluated_corpus.corpus().split(split)
-        if self.index and isinstance(self.store, Encode) and {"encode", "datastore"} & stages:
-            entries = self.store.windows(self.stored_corpus.corpus()).scored()
-            check_k(self.max_neighbours, entries)
-            if not self.config.checkpoint:
-                check_positions(self.config.model.backbone.get("positions"), self.config, for_datastore=True)
-                if width := self.config.model.get("width"):
-                    check_index(self.config.index, entries, width)
+        if {"encode", "datastore"} & stages:
+            for memory in self.memories.stored.values():
+                memory.check_text()
         self.check_windows()
 
     def check_windows(self) -> None:
@@ -182,23 +213,6 @@ class Plan:
             for split in (self.valid, self.test):
                 longest = int(split.windows(self.evaluated_corpus.corpus()).length.max())
                 check_positions(self.config.model.backbone.get("positions"), self.config, longest)
-
-    @property
-    def max_neighbours(self) -> int:
-        """The largest K that entries are retrieved for."""
-        return int(self.config.index.k)
-
-    @cached_property
-    def store(self) -> Artefact:
-        """The encoded external corpus: made by this run, or the folder that ``datastore.path=DIR`` names."""
-        if self.config.datastore.path:
-            return ExternalStore(self.config, self.model)
-        return self.encode("datastore", self.config.datastore.split, self.stored_corpus)
-
-    @cached_property
-    def index(self) -> BuildIndex | None:
-        """The index of the datastore, if a row uses external memory."""
-        return BuildIndex(self.config, self.store, self.run_parts, self.max_neighbours) if uses_external(self.config) else None
 
     @cached_property
     def tune(self) -> TunedRows:
@@ -213,9 +227,17 @@ class Plan:
     @cached_property
     def memories(self) -> Memories:
         """The memories that rows use at test."""
-        config = self.config
-        sources = Sources(self.index, self.stored_corpus, config.datastore.split, config.evaluate.bounded)
-        return Memories(config, self.table, sources)
+        return Memories(self.table, self.sources)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """The artefacts that this run can make for memories."""
+        return Sources(self.config, self.text_of, self.store_of, self.run_parts, self.largest_k)
+
+    @property
+    def largest_k(self) -> int | None:
+        """The largest K of any pass, if it is not index.k."""
+        return None
 
     @cached_property
     def evaluate(self) -> TestResults:
@@ -248,14 +270,9 @@ class Plan:
     def replay(self) -> Replay:
         """The replay of eviction policies over the long memory, or over the memory inside the model."""
         policies = replayed_policies(self.config)
-        if self.has_long_memory_row:
+        if self.memories.replayable:
             return ContextReplay(self.config, policies, self.test, self.tune, self.run_parts)
         return KeyReplay(self.config, policies, self.record, self.run_parts)
-
-    @property
-    def has_long_memory_row(self) -> bool:
-        """Whether a row has a long memory, which a replay is then about instead of one inside the model."""
-        return "long" in memories_of(self.config)
 
     @cached_property
     def small_model(self) -> TrainSmall | None:
@@ -291,11 +308,11 @@ class Plan:
         """Return the artefacts that a stage makes for this experiment, in order; none for stages that read only."""
         nodes: dict[str, Callable[[], Sequence[Artefact | None]]] = {
             "import": lambda: [self.model if self.config.checkpoint and self.model.stage == "import" else None],
-            "prepare": lambda: [self.corpus, self.evaluated_corpus, self.stored_corpus if self.memories.needs() else None],
+            "prepare": lambda: [self.corpus, self.evaluated_corpus, *(each.text for each in self.memories.stored.values())],
             "pack": lambda: [self.pack],
             "fit": lambda: [None if self.config.checkpoint else self.model],
-            "encode": lambda: [self.valid, self.store if self.index and not self.config.datastore.path else None],
-            "datastore": lambda: [self.index, *(need for need in self.memories.needs() if need is not self.index)],
+            "encode": lambda: [self.valid, *self.memories.artefacts("encode")],
+            "datastore": lambda: self.memories.artefacts("datastore"),
             "tune": lambda: self.tune.build_order(),
             "evaluate": lambda: [
                 *self.evaluate.build_order(),
@@ -305,7 +322,7 @@ class Plan:
             "init_small": lambda: [InitSmall(self.config, self.corpus)],
             "train_small": lambda: [self.small_model if is_pretrained(self.config) else None],
             "answer": lambda: [self.answer],
-            "record": lambda: [self.test, *self.tune.build_order()] if self.has_long_memory_row else [self.record],
+            "record": lambda: [self.test, *self.tune.build_order()] if self.memories.replayable else [self.record],
             "replay": lambda: [self.replay],
         }
         return list(dict.fromkeys(node for node in nodes.get(stage, list)() if node is not None))

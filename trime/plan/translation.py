@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from trime.data.parallel.corpus import sentence_segments
 from trime.errors import UserError
 from trime.io import plain
 from trime.plan.language_model import Plan
-from trime.stages.datastore import BuildIndex, uses_external
 from trime.stages.evaluate import Evaluate
-from trime.stages.memories import Memories, Sources
+from trime.stages.memories import Memories
 from trime.stages.mixture import build_tune
-from trime.stages.pack import Pack
+from trime.stages.prepare import VocabularySettings
 from trime.stages.translation.evaluate import EvaluateTranslations
 from trime.stages.translation.import_checkpoint import Dictionaries, ImportTranslation
 from trime.stages.translation.prepare import PreparePairs
@@ -32,11 +30,16 @@ class TranslationPlan(Plan):
     training = TranslationTraining
     windows = SentenceWindows
     importer = ImportTranslation
+    cuts_segments = False
 
     @cached_property
     def corpus(self) -> PreparePairs:
         """The parallel corpus."""
-        return PreparePairs(self.config, self.config.dataset, self.dictionaries)
+        vocabulary, joined = (
+            VocabularySettings(self.config.vocabulary.max_size, 0, False),
+            self.config.translation.joined_dictionary,
+        )
+        return PreparePairs(plain(self.config.dataset), vocabulary, self.lab, joined, self.dictionaries)
 
     @cached_property
     def dictionaries(self) -> Dictionaries | None:
@@ -47,15 +50,10 @@ class TranslationPlan(Plan):
         return model.dictionaries if isinstance(model, ImportTranslation) else Dictionaries.of_folder(model.folder)
 
     @cached_property
-    def pack(self) -> Pack | None:
-        """The neighbours of training sentences, if batches are made from them."""
-        needed = instantiate(self.config.batching, _convert_="all").needs_neighbours and not self.config.checkpoint
-        return Pack(self.config, self.corpus, sentence_segments, self.run_parts) if needed else None
-
-    @cached_property
     def tune(self) -> TuneByBleu:
         """The settings of every row, at the K of highest BLEU on valid."""
-        ks = plain(self.config.translation.k) if uses_external(self.config) else [self.config.index.k]
+        searched = any(kind.is_searched for kind in self.memories.kinds.values())
+        ks = plain(self.config.translation.k) if searched else [self.config.index.k]
         tunes = {k: self.tune_at(k) for k in ks}
         rows = self.table
         first = next((number for number, row in enumerate(rows) if row.memories), len(rows))
@@ -68,8 +66,7 @@ class TranslationPlan(Plan):
     def tune_at(self, k: int) -> TunedRows:
         """Return the tuned temperatures and interpolation shares when K entries are retrieved."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
-        index = BuildIndex(config, self.store, self.run_parts, self.max_neighbours) if uses_external(config) else None
-        memories = Memories(config, self.table, Sources(index, self.corpus, config.datastore.split, config.evaluate.bounded))
+        memories = Memories(self.table, replace(self.sources, config=config))
         return build_tune(config, self.table, self.valid, memories, self.run_parts)
 
     @cached_property
@@ -79,8 +76,7 @@ class TranslationPlan(Plan):
         return EvaluateTranslations(self.config, losses, Translate(self.config, self.test, self.tune, self.run_parts))
 
     @property
-    def max_neighbours(self) -> int:
-        """The largest K that entries are retrieved for."""
+    def largest_k(self) -> int:
         return max(self.config.translation.k)
 
     def check_windows(self) -> None:

@@ -1,18 +1,27 @@
-"""Question-answering runs: their table, and what memories kept of a context (Attendre Tables 2 to 5)."""
+"""Question-answering runs: tables, curves over the memory's size, results by depth and length, and what memories kept.
+
+The tables and pictures are those of Attendre, Tables 2 to 5.
+"""
 
 from __future__ import annotations
 
+import math
 import textwrap
+from functools import partial
 from statistics import mean
 from typing import Any, NamedTuple
 
-from trime.metrics import share_interval
-from trime.report.figures.canvas import BLUE, ORANGE, draw_grid
-from trime.report.tables import PROCESSOR_KEY, PROCESSOR_TIME, TableRows, processor_text
+import numpy as np
 
-Runs = list[dict[str, Any]]
-MEASURED = ("exact_match", "contained")  # the measures by which an answer may count
+from trime.metrics import share_interval
+from trime.report.canvas import BLUE, GREY, ORANGE, Panel, draw_grid, finish_size_axis, line_style
+from trime.report.run_result import AnsweringRun, Record
+from trime.report.tables import PROCESSOR_TIME, Table, processor_text
+
 BINS = 160  # bars of a picture of what was kept
+OPACITY = 0.6  # of a cell of 100 %, so that numbers in it are legible on a light page and on a dark one
+TITLE_WIDTH = 55  # characters of a line above a panel
+BESIDE = 1.02  # ratio of the places of two policies of the same size
 
 
 class Share(NamedTuple):
@@ -21,114 +30,251 @@ class Share(NamedTuple):
     share: float
     questions: int
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return Wilson's 95 % interval."""
+        return share_interval(self.share, self.questions)
+
     def __str__(self) -> str:
-        low, high = (100 * end for end in share_interval(self.share, self.questions))
+        low, high = (100 * end for end in self.interval)
         return f"{100 * self.share:.2f} [{low:.1f}, {high:.1f}]"
 
 
-def answers_table(runs: Runs) -> tuple[list[str], TableRows]:
-    """Return header and lines of the table of runs, the best first by the measure that counts."""
+class Key(NamedTuple):
+    """The condition of a share of answers: label of the run, words of a context, M and N."""
+
+    label: str
+    words: int | None
+    size: int
+    queries: str
+
+
+def answers_table(runs: list[AnsweringRun]) -> Table:
+    """Return the table of runs, the best first by the measure that counts."""
     header = ["run", "eviction", "M", "prompt tokens", "exact match, % [95 %]", "contained, % [95 %]", "questions"]
-    timed = any(map(processor_text, map(result_row, runs)))
-    header += ["seed", "N", "truncated to", *[PROCESSOR_TIME] * timed, "peak MB"]
-    return header, [answers_line(run, timed) for run in sorted(runs, key=lambda run: -counted(run)[1])]
+    timed = [PROCESSOR_TIME] * any(run.row.processor_ms_per_token is not None for run in runs)
+    lines = []
+    for run in sorted(runs, key=lambda run: -run.share):
+        row = run.row
+        shares = [Share(value, row.questions) if value is not None else "" for value in (row.exact_match, row.contained)]
+        lines.append(
+            [
+                *(run.name, row.eviction, str(row.memory_size)),
+                f"{row.prompt_tokens:,}" if row.prompt_tokens else "",
+                *map(str, shares),
+                *(f"{row.questions:,}", str(run.seed), queries_of(run)),
+                f"last {row.max_prompt_tokens:,}" if row.max_prompt_tokens else "",
+                *([processor_text(row.processor_ms_per_token)] if timed else []),
+                "" if row.peak_memory_mb is None else f"{row.peak_memory_mb:,.0f}",
+            ]
+        )
+    return Table([*header, "seed", "N", "truncated to", *timed, "peak MB"], lines)
 
 
-def answers_line(run: dict[str, Any], timed: bool) -> list[str]:
-    """Return a run's line of the table, with its processor time where ``timed``."""
-    row = result_row(run)
-    return [
-        *(run["name"], row["eviction"], str(row["memory_size"])),
-        f"{row['prompt_tokens']:,}" if "prompt_tokens" in row else "",
-        *(str(Share(row[measure], row["questions"])) if measure in row else "" for measure in MEASURED),
-        *(f"{row['questions']:,}", str(run["seed"]), query_size_text(row)),
-        f"last {row['max_prompt_tokens']:,}" if row["max_prompt_tokens"] else "",
-        *[processor_text(row)] * timed,
-        f"{row['peak_memory_mb']:,.0f}",
-    ]
-
-
-def result_row(run: dict[str, Any]) -> dict[str, Any]:
-    """Return the only row of an answering run."""
-    (row,) = next(iter(run["metrics"].values()))
-    return row
-
-
-def query_size_text(row: dict[str, Any]) -> str:
+def queries_of(run: AnsweringRun) -> str:
     """Return N as configured, ``default`` if it was not set."""
-    return "default" if row["query_size"] is None else str(row["query_size"])
+    return "default" if run.row.query_size is None else str(run.row.query_size)
 
 
-RESULTS = {
-    *("exact_match", "contained", "questions", "tokens", "prompt_tokens", "by_depth"),
-    *("tokens_per_second", PROCESSOR_KEY, "peak_memory_mb", "missing_evidence"),
-}
-OWN_COLUMNS = {"memory_size", "query_size", "eviction", "max_prompt_tokens"}
-
-
-def label_runs(runs: Runs) -> list[tuple[str, dict[str, Any]]]:
+def label_runs(runs: list[AnsweringRun]) -> list[tuple[str, AnsweringRun]]:
     """Label each run with its name and the settings in which runs of that name differ: only equal runs are averaged."""
     settings = [settings_of(run) for run in runs]
     labels = []
-    for run, own_settings in zip(runs, settings, strict=True):
-        others = [other for namesake, other in zip(runs, settings, strict=True) if namesake["name"] == run["name"]]
-        differing = [key for key, value in own_settings.items() if any(other.get(key) != value for other in others)]
-        labels.append(", ".join([run["name"], *(f"{key} {own_settings[key]}" for key in differing)]))
+    for run, own in zip(runs, settings, strict=True):
+        others = [other for namesake, other in zip(runs, settings, strict=True) if namesake.name == run.name]
+        differing = [key for key, value in own.items() if any(other.get(key) != value for other in others)]
+        labels.append(", ".join([run.name, *(f"{key} {own[key]}" for key in differing)]))
     return list(zip(labels, runs, strict=True))
 
 
-def settings_of(run: dict[str, Any]) -> dict[str, Any]:
+def settings_of(run: AnsweringRun) -> dict[str, Any]:
     """Return a run's settings of model, questions and reading, without those that have columns of their own."""
-    model = run.get("small_model") or {"model": run["model"]}
-    questions = {key: value for key, value in run["questions"].items() if key not in ("seed", "words", "_target_")}
-    questions |= {"questions": run["questions"]["_target_"].rpartition(".")[2]} if "_target_" in run["questions"] else {}
-    reading = {key: value for key, value in result_row(run).items() if key not in RESULTS | OWN_COLUMNS}
-    return model | questions | run.get("answering", {}) | reading
+    questions = {key: value for key, value in run.questions.items() if key not in ("seed", "words", "_target_")}
+    if "_target_" in run.questions:
+        questions["questions"] = run.questions["_target_"].rpartition(".")[2]
+    return (run.small_model or {"model": run.model}) | questions | run.answering | (run.row.model_extra or {})
 
 
-def measure_of(run: dict[str, Any]) -> str:
-    """Return by which measure an answer of a run counts: exact_match or contained."""
-    return str(run.get("answering", {}).get("counts", "exact_match"))
-
-
-def counted(run: dict[str, Any]) -> tuple[str, float]:
-    """Return the measure by which an answer of a run counts, in words, and the share of questions that were answered by it."""
-    return measure_of(run).replace("_", " "), result_row(run)[measure_of(run)]
-
-
-def measures(runs: Runs) -> str:
+def measures(runs: list[AnsweringRun]) -> str:
     """Return the measures by which answers of several runs count, as in ``exact match or contained``."""
-    return " or ".join(sorted({counted(run)[0] for run in runs}, reverse=True))
+    return " or ".join(sorted({run.measure.replace("_", " ") for run in runs}, reverse=True))
 
 
-def kept_panel(axis: Any, sample: dict[str, Any]) -> None:
+def cells_of(labelled: list[tuple[str, AnsweringRun]]) -> dict[str, dict[Key, Share]]:
+    """Return the results of labelled runs by policy and condition, averaged over seeds; truncated inputs are left out."""
+    found: dict[str, dict[Key, list[Share]]] = {}
+    for label, run in labelled:
+        row = run.row
+        if isinstance(row.memory_size, int) and not row.max_prompt_tokens:
+            key = Key(label, run.questions.get("words"), row.memory_size, queries_of(run))
+            found.setdefault(row.eviction, {}).setdefault(key, []).append(Share(run.share, row.questions))
+    return {
+        policy: {key: Share(mean(c.share for c in cells), sum(c.questions for c in cells)) for key, cells in by_key.items()}
+        for policy, by_key in found.items()
+    }
+
+
+def keys_of(cells: dict[str, dict[Key, Share]]) -> list[Key]:
+    """Return the conditions of all policies, in order of label, N, words and M."""
+    keys = {key for by_key in cells.values() for key in by_key}
+    return sorted(keys, key=lambda key: (key.label, key.queries, key.words or 0, key.size))
+
+
+def policies_table(runs: list[AnsweringRun]) -> Table:
+    """Return the share of answered questions in per cent: a line for each policy, the worst first.
+
+    The title of a column has M and, where columns differ in them, label, words and N.
+    """
+    cells = cells_of(label_runs(runs))
+    keys = keys_of(cells)
+    labels, words, _, queries = (len({key[place] for key in keys}) > 1 for place in range(4))
+    titles = [
+        ", ".join(
+            [*[key.label] * labels, *[f"{key.words or 'all'} words"] * words, f"M {key.size}", *[f"N {key.queries}"] * queries]
+        )
+        for key in keys
+    ]
+    ranked = sorted(cells, key=lambda policy: mean(cell.share for cell in cells[policy].values()))
+    return Table(["eviction", *titles], [[policy, *(str(cells[policy].get(key, "")) for key in keys)] for policy in ranked])
+
+
+def answers_panels(runs: list[AnsweringRun]) -> list[Panel]:
+    """Return a panel of results over M for each model, context length and N.
+
+    There is none where M does not vary and no memory kept everything.
+    """
+    labelled = label_runs(runs)
+    cells = cells_of([(label, run) for label, run in labelled if not keeps_all(run)])
+    whole = cells_of([(label, run) for label, run in labelled if keeps_all(run)])
+    styles = {policy: line_style(number) for number, policy in enumerate(sorted(cells.keys() - {"fifo"}))}
+    styles |= {"fifo": {"color": GREY, "marker": "o", "ms": 5}}
+    panels: list[Panel] = []
+    for condition in dict.fromkeys(key._replace(size=0) for key in keys_of(cells)):
+        lines = {policy: by_size(by_key, condition) for policy, by_key in cells.items()}
+        kept = [share for by_key in whole.values() for share in by_size(by_key, condition).values()]
+        if kept or any(len(points) > 1 for points in lines.values()):
+            title = f"{condition.label}, {condition.words or 'all'} words, N {condition.queries}"
+            level, labels = kept[0] if kept else None, (title, f"{measures(runs)}, %")
+            panels.append(partial(answers_panel, lines=lines, level=level, styles=styles, labels=labels))
+    return panels
+
+
+def by_size(cells: dict[Key, Share], condition: Key) -> dict[int, Share]:
+    """Return the shares by M of the conditions that differ from one in M alone."""
+    return {key.size: share for key, share in cells.items() if key._replace(size=0) == condition}
+
+
+def keeps_all(run: AnsweringRun) -> bool:
+    """Return whether the memory of a run has room for its prompts, so that no policy evicts anything."""
+    return isinstance(run.row.memory_size, int) and run.row.memory_size >= (run.row.prompt_tokens or math.inf)
+
+
+def answers_panel(
+    axis: Any,
+    lines: dict[str, dict[int, Share]],
+    level: Share | None,
+    styles: dict[str, dict[str, Any]],
+    labels: tuple[str, str],
+) -> None:
+    """Draw the results of each policy over M with Wilson's intervals, in the order of their last points.
+
+    ``level`` is the result where nothing is evicted, ``labels`` are the title and the measure. Policies stand beside one
+    another, so that intervals can be told apart.
+    """
+    drawn = sorted((policy for policy in lines if lines[policy]), key=lambda policy: -max(lines[policy].items())[1].share)
+    for place, policy in enumerate(drawn):
+        cells = sorted(lines[policy].items())
+        errors = [[100 * abs(cell.share - end) for end in cell.interval] for _, cell in cells]
+        sizes = [size * BESIDE ** (place - (len(drawn) - 1) / 2) for size, _ in cells]
+        shares = [100 * cell.share for _, cell in cells]
+        axis.errorbar(sizes, shares, np.array(errors).T, label=policy, lw=1.2, elinewidth=0.8, clip_on=False, **styles[policy])
+    if level:
+        low, high = level.interval
+        axis.axhspan(100 * low, 100 * high, color="black", alpha=0.08, lw=0)
+        axis.axhline(100 * level.share, color="black", lw=1, ls="--", label="everything kept")
+    axis.set(xlabel="entries M per layer; lines: 95 %", ylabel=labels[1], ylim=(0, 105))
+    axis.set_title(textwrap.fill(labels[0], TITLE_WIDTH), fontsize=9)
+    finish_size_axis(axis, {size for points in lines.values() for size in points})
+    axis.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def depth_panels(runs: list[AnsweringRun]) -> list[Panel]:
+    """Return a panel of results by depth and length for each label, policy and M that has several lengths."""
+    found: dict[tuple[str, str, int], list[AnsweringRun]] = {}
+    for label, run in label_runs(runs):
+        if run.row.by_depth and isinstance(run.row.memory_size, int):
+            found.setdefault((label, run.row.eviction, run.row.memory_size), []).append(run)
+    several = len({label for label, _, _ in found}) > 1
+    return [
+        partial(depth_panel, runs=group, title=", ".join([*[label] * several, policy, f"M {size}"]))
+        for (label, policy, size), group in sorted(found.items(), key=lambda item: item[0])
+        if len({run.row.prompt_tokens for run in group}) > 1
+    ]
+
+
+def depth_panel(axis: Any, runs: list[AnsweringRun], title: str) -> None:
+    """Draw the share of answered questions in per cent by the length of the prompt and the depth of the answer in it."""
+    cells: dict[tuple[int, float], list[tuple[float, int]]] = {}
+    for run in runs:
+        for cell in run.row.by_depth:
+            key = run.row.prompt_tokens or 0, cell.depth
+            cells.setdefault(key, []).append((getattr(cell, run.measure), cell.questions))
+    lengths, depths = (sorted({key[place] for key in cells}) for place in (0, 1))
+    shares = np.full((len(depths), len(lengths)), np.nan)
+    for (length, depth), of_runs in cells.items():
+        share = sum(share * count for share, count in of_runs) / sum(count for _, count in of_runs)
+        shares[depths.index(depth), lengths.index(length)] = 100 * share
+    blue = [int(BLUE[place : place + 2], 16) / 255 for place in (1, 3, 5)]  # the smaller a share, the more transparent
+    opacity = OPACITY * np.nan_to_num(shares)[..., None] / 100
+    axis.imshow(np.concatenate([np.broadcast_to(blue, (*shares.shape, 3)), opacity], -1), aspect="auto")
+    for (line, column), share in np.ndenumerate(shares):
+        if not np.isnan(share):
+            axis.text(column, line, f"{share:.0f}", ha="center", va="center", fontsize=8)
+    axis.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+    axis.set_yticks(range(len(depths)), [f"{100 * depth:.0f} %" for depth in depths])
+    axis.set(xlabel="tokens of the prompt", ylabel="depth of the answer")
+    axis.set_title(textwrap.fill(f"{title}: {measures(runs)}, %", TITLE_WIDTH), fontsize=9)
+
+
+class AnswerSample(Record):
+    """One answered question: the share of layers that kept each position of its prompt, and where accepted answers begin."""
+
+    name: str
+    question: str
+    answers: list[str]
+    answer: str
+    right: bool
+    kept: list[float]
+    answer_at: list[int]
+    excerpt: str
+
+    @property
+    def judgement(self) -> str:
+        """Return whether the question was answered correctly, in words."""
+        return f"answered {'correctly' if self.right else 'incorrectly'}"
+
+    @property
+    def note(self) -> str:
+        """Return the facts on the question: what was asked, accepted and answered, and the text around it."""
+        accepted = " or ".join(f"“{answer}”" for answer in self.answers[:5])
+        count = sum(self.kept[place] > 0 for place in self.answer_at)
+        places = f"{len(self.answer_at)} place{'s' * (len(self.answer_at) != 1)}"
+        stood = f"An accepted answer stands in {places} of the prompt; at least one layer kept {count} of them."
+        return (
+            f"{self.name}: {self.question} Accepted: {accepted}; answered: “{self.answer}”. "
+            f"{stood if self.answer_at else 'No accepted answer stands in the prompt.'} Context: {self.excerpt}"
+        )
+
+
+def kept_panel(axis: Any, sample: AnswerSample) -> None:
     """Draw the share of layers whose memory holds each position at the end of a context, and where an answer stands."""
-    kept = sample["kept"]
-    width = max(1, -(-len(kept) // BINS))
-    begins = range(0, len(kept), width)
-    shares = [100 * mean(kept[begin : begin + width]) for begin in begins]
+    width = max(1, -(-len(sample.kept) // BINS))
+    begins = range(0, len(sample.kept), width)
+    shares = [100 * mean(sample.kept[begin : begin + width]) for begin in begins]
     axis.bar([*begins], shares, width=width, align="edge", color=BLUE, label="kept")
-    for number, place in enumerate(sample["answer_at"]):
+    for number, place in enumerate(sample.answer_at):
         axis.axvline(place, color=ORANGE, lw=1.2, alpha=0.8, label="an accepted answer" if number == 0 else None)
-    axis.set(xlabel="position in the prompt, tokens", ylabel="kept by layers, %", ylim=(0, 105), xlim=(0, len(kept)))
-    axis.set_title(f"{textwrap.shorten(sample['question'], 70)}\n{judged(sample)}", fontsize=10)
+    axis.set(xlabel="position in the prompt, tokens", ylabel="kept by layers, %", ylim=(0, 105), xlim=(0, len(sample.kept)))
+    axis.set_title(f"{textwrap.shorten(sample.question, 70)}\n{sample.judgement}", fontsize=10)
     draw_grid(axis, "y")
     axis.legend(frameon=False, fontsize=8, loc="upper left")
-
-
-def judged(sample: dict[str, Any]) -> str:
-    """Return whether a question was answered correctly, in words."""
-    return f"answered {'correctly' if sample['right'] else 'incorrectly'}"
-
-
-def sample_note(sample: dict[str, Any]) -> str:
-    """Return what a reader has to know of one question: what was asked, accepted and answered, and the text around it."""
-    accepted = " or ".join(f"“{answer}”" for answer in sample["answers"][:5])
-    held = [sample["kept"][place] for place in sample["answer_at"]]
-    count = sum(share > 0 for share in held)
-    places = f"{len(held)} place{'s' * (len(held) != 1)}"
-    stood = f"An accepted answer stands in {places} of the prompt; at least one layer kept {count} of them."
-    return (
-        f"{sample['name']}: {sample['question']} Accepted: {accepted}; answered: “{sample['answer']}”. "
-        f"{stood if held else 'No accepted answer stands in the prompt.'} Context: {sample['excerpt']}"
-    )

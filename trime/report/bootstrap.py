@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from trime.metrics import ARRAY_MEASURES
-from trime.report.groups import Group, document_losses, seed_pairs
-from trime.report.tables import NOT_FINITE, metric_name
-from trime.report.texts import FEWEST
+from trime.report.groups import Group, seed_pairs
+from trime.report.run_result import FEWEST
 
 DRAWS = 10_000
 
@@ -48,26 +47,26 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         if math.isnan(self.value):
-            return NOT_FINITE
+            return "not finite"
         few = "" if self.has_verdict or math.isnan(self.low) else f" no verdict: {self.units} resampled, {FEWEST} needed"
         return f"{self.value:+.2f} {self.interval}{few}" + " no difference shown" * (self.has_verdict and not self.significant)
 
 
 def difference(one: Group, other: Group) -> Difference:
     """Return the difference of two groups' last rows on test, over the seeds that both have."""
-    sides = [[document_losses(run) for run in pair] for pair in seed_pairs(one, other)]
-    return paired_bootstrap(np.array(sides), metric_name(one.row))
+    sides = [[run.row.documents for run in pair] for pair in seed_pairs(one, other)]
+    return paired_bootstrap(np.array(sides), one.row.metric_name)
 
 
 def interval_of(group: Group) -> tuple[float, float] | None:
     """Return the 95 % interval of a group's test result, by bootstrap over documents and seeds; None if they are too few."""
-    losses = [document_losses(run) for run in group.runs]
-    if "bleu" in group.row or len({len(of_run) for of_run in losses}) > 1 or len(losses) * len(losses[0]) < FEWEST:
+    losses = [run.row.documents for run in group.runs]
+    if group.row.bleu is not None or len({len(of_run) for of_run in losses}) > 1 or len(losses) * len(losses[0]) < FEWEST:
         return None
     sums = np.array(losses)  # [seeds, documents, (summed loss, tokens)]
     seed_counts, document_counts = draw_counts(*sums.shape[:2])
     drawn = np.einsum("rs,sdx,rd->rx", seed_counts, sums, document_counts)
-    low, high = np.percentile(ARRAY_MEASURES[metric_name(group.row)](drawn[:, 0] / drawn[:, 1]), [2.5, 97.5])
+    low, high = np.percentile(ARRAY_MEASURES[group.row.metric_name](drawn[:, 0] / drawn[:, 1]), [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -108,7 +107,7 @@ def bleu_difference(one: Group, other: Group) -> Difference | None:
 
     None if the runs kept no BLEU statistics.
     """
-    statistics = [[run["metrics"]["test"][-1].get("bleu_statistics") for run in pair] for pair in seed_pairs(one, other)]
+    statistics = [[run.row.bleu_statistics for run in pair] for pair in seed_pairs(one, other)]
     if not all(side for pair in statistics for side in pair):
         return None
     sides = np.array(statistics, dtype=float)  # [seeds, 2, sentences, 10]

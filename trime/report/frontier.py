@@ -14,12 +14,12 @@ from omegaconf import DictConfig
 from trime.errors import UserError
 from trime.io import write_atomically
 from trime.metrics import MEASURES
-from trime.report.bootstrap import Difference, paired_bootstrap
-from trime.report.figures.canvas import BLUE, GREY, ORANGE, SCALES, Panel, save_panels
-from trime.report.groups import memory_size, size_text
-from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
-from trime.report.tables import TableRows, decimals, markdown, metric_name, to_csv
-from trime.report.texts import evaluated_text
+from trime.report.bootstrap import paired_bootstrap
+from trime.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, save_panels
+from trime.report.groups import size_text
+from trime.report.page import Page, Section, commands_section, picture_sections, write_page
+from trime.report.run_result import ScoredRun
+from trime.report.tables import Table, decimals, markdown, to_csv
 
 AXES = (
     ("seconds", 1e6, "µs/token", "log"),
@@ -29,15 +29,16 @@ NOTE = (
     "Pareto fronts are chosen on dev. The time per token is the elapsed time of model, memories and mixture in one pass: "
     "compare runs of one machine that did nothing else."
 )
+EARLIER = "external"  # the memory of the datastore, in results of versions that had one and did not name it
 TOLERANCE = 0.02  # relative difference of a subset's dev results in two runs: fits differ between machines
 
 
 @dataclass(frozen=True)
 class External:
-    """How the external memory was stored and searched."""
+    """How the memory of a datastore was stored and searched."""
 
     index: str
-    k: int
+    k: int | str
     precision: str  # of keys
 
     def __str__(self) -> str:
@@ -63,28 +64,32 @@ class Point:
 
     @property
     def label(self) -> str:
-        """Return the memories and how the external one was searched."""
+        """Return the memories and how the one of a datastore was searched."""
         return self.names + (f" ({self.external})" if self.external else "")
 
 
-def frontier_points(runs: list[dict[str, Any]]) -> list[Point]:
+def frontier_points(runs: list[ScoredRun]) -> list[Point]:
     """Return every subset of memories in runs of one model, the best on dev first.
 
-    Subsets without the external memory, whose settings do not affect them, are returned once.
+    Subsets without a memory of a datastore, whose settings do not affect them, are returned once.
     """
     points: dict[Any, Point] = {}
     for run in runs:
-        subsets, metric = run["subsets"], metric_name(run["metrics"]["test"][-1])
-        for subset in subsets["subsets"]:
-            names = tuple(subset["memories"])
-            costs = [subsets["costs"][name] for name in names]
-            seconds = subsets["encode_seconds_per_token"] + subset["seconds_per_token"]
-            seconds += sum(cost["seconds_per_token"] for cost in costs)
-            external = external_of(run) if "external" in names else None
-            dev, test = (MEASURES[metric](subset[key]) for key in ("valid_loss", "loss"))
-            documents = tuple((total, count) for total, count in subset["documents"])
-            point = Point(names, external, dev, test, seconds, sum(cost["bytes"] for cost in costs) / 1e9, documents)
-            first = points.setdefault((names, external), point)
+        if not (subsets := run.subsets):
+            continue
+        to_metric = MEASURES[run.row.metric_name]
+        for subset in subsets.subsets:
+            costs = [subsets.costs[name] for name in subset.memories]
+            point = Point(
+                memories=tuple(subset.memories),
+                external=external_of(run, subset.memories),
+                dev=to_metric(subset.valid_loss),
+                test=to_metric(subset.loss),
+                seconds=subsets.encode_seconds_per_token + subset.seconds_per_token + sum(c.seconds_per_token for c in costs),
+                gb=sum(cost.bytes for cost in costs) / 1e9,
+                documents=tuple(subset.documents),
+            )
+            first = points.setdefault((point.memories, point.external), point)
             if abs(point.dev / first.dev - 1) > TOLERANCE:
                 raise UserError(
                     f"{point.label} occurs twice, with {first.dev:.2f} and {point.dev:.2f} on dev: runs of one frontier may "
@@ -93,11 +98,15 @@ def frontier_points(runs: list[dict[str, Any]]) -> list[Point]:
     return sorted(points.values(), key=lambda point: (math.isnan(point.dev), point.dev))
 
 
-def external_of(run: dict[str, Any]) -> External:
-    """Return how a run's external memory was stored and searched."""
-    external, built = run["subsets"]["external_search"], run["datastore"]
-    nprobe = f", nprobe {built['nprobe']}" if built.get("nprobe") and built["index"] != "exact" else ""
-    return External(built["index"] + nprobe, external["k"], external["keys"])
+def external_of(run: ScoredRun, memories: list[str]) -> External | None:
+    """Return how the datastore of one of some memories was stored and searched; None if none of them has one."""
+    search = run.subsets.external_search if run.subsets else None
+    stores = run.datastores or ({EARLIER: run.datastore} if run.datastore else {})
+    used = [store for name, store in stores.items() if name in memories]
+    if not search or not used:
+        return None
+    indices = [store.index + (f", nprobe {store.nprobe}" if store.nprobe and store.index != "exact" else "") for store in used]
+    return External(" and ".join(dict.fromkeys(indices)), search.k, search.keys)
 
 
 def pareto_front(points: list[Point], cost: str) -> list[Point]:
@@ -112,68 +121,48 @@ def pareto_front(points: list[Point], cost: str) -> list[Point]:
 def advice(points: list[Point], seconds: float | None, gb: float | None, metric: str) -> str:
     """Return one sentence of advice: the fastest point within the budget that is as good as the best on dev, noise apart.
 
-    Each part of the budget may be None.
+    Each part of the budget may be None. A point is as good if its paired difference on test to the best one is not shown to be
+    above zero; where no interval is known, only the best is.
     """
+
+    def describe(point: Point) -> str:
+        return f"{point.label}: test {metric} {point.test:.2f} at {1e3 * point.seconds:.2f} ms a token and {point.gb:.3g} GB"
+
     within = [p for p in points if (seconds is None or p.seconds <= seconds) and (gb is None or p.gb <= gb)]
     budget = [*([f"{1e3 * seconds:g} ms a token"] if seconds is not None else []), *([f"{gb:g} GB"] if gb is not None else [])]
     if not within:
         fastest = min(points, key=lambda point: point.seconds)
-        return f"Nothing fits into {' and '.join(budget)}: the fastest is {describe(fastest, metric)}."
-    best = within[0]
-    chosen = next(p for p in sorted(within, key=lambda p: (p.seconds, p.gb, p.dev)) if p is best or as_good(p, best, metric))
-    limit = f"Within {' and '.join(budget)}, choose" if budget else "Choose"
-    sentence = f"{limit} {describe(chosen, metric)}"
-    if chosen is best:
-        return f"{sentence}, the best on dev."
-    interval = excess(chosen, best, metric).interval
-    return (
-        f"{sentence}; the best on dev, {describe(best, metric)}, is not shown to be better "
-        f"(paired difference {interval}, 95 % over documents of test)."
-    )
+        return f"Nothing fits into {' and '.join(budget)}: the fastest is {describe(fastest)}."
+    best, limit = within[0], f"Within {' and '.join(budget)}, choose" if budget else "Choose"
+    for point in sorted(within, key=lambda p: (p.seconds, p.gb, p.dev)):
+        if point is best:
+            break
+        same_text = [count for _, count in point.documents] == [count for _, count in best.documents]
+        if same_text and len(point.documents) > 1:
+            excess = paired_bootstrap(np.array([[point.documents, best.documents]]), metric)
+            if excess.low <= 0:
+                return (
+                    f"{limit} {describe(point)}; the best on dev, {describe(best)}, is not shown to be better "
+                    f"(paired difference {excess.interval}, 95 % over documents of test)."
+                )
+    return f"{limit} {describe(best)}, the best on dev."
 
 
-def as_good(point: Point, best: Point, metric: str) -> bool:
-    """Return whether a point is not shown to be worse on test than the best one on dev; False where no interval is known."""
-    same_text = [count for _, count in point.documents] == [count for _, count in best.documents]
-    return same_text and len(point.documents) > 1 and excess(point, best, metric).low <= 0
-
-
-def excess(point: Point, best: Point, metric: str) -> Difference:
-    """Return the paired difference of a point's test result to that of the best point."""
-    return paired_bootstrap(np.array([[point.documents, best.documents]]), metric)
-
-
-def describe(point: Point, metric: str) -> str:
-    """Return a point in words."""
-    return f"{point.label}: test {metric} {point.test:.2f} at {1e3 * point.seconds:.2f} ms a token and {point.gb:.3g} GB"
-
-
-def frontier_table(points: list[Point], metric: str) -> tuple[list[str], TableRows]:
-    """Return header and lines of all points, the best on dev first, with the Pareto fronts they are on."""
-    by_cost = {cost: pareto_front(points, cost) for cost in ("seconds", "gb")}
-    header = [
-        "memories",
-        "index",
-        "K",
-        "keys",
-        f"dev {metric}",
-        f"test {metric}",
-        "elapsed ms/token",
-        "GB",
-        "on the Pareto front of",
-    ]
+def frontier_table(points: list[Point], metric: str) -> Table:
+    """Return the table of all points, the best on dev first, with the Pareto fronts they are on."""
+    fronts = {name: pareto_front(points, cost) for cost, name in (("seconds", "speed"), ("gb", "size"))}
+    header = ["memories", "index", "K", "keys", f"dev {metric}", f"test {metric}", "elapsed ms/token", "GB"]
     lines = []
     for point in points:
-        external = point.external
-        searched = [external.index, str(external.k), external.precision] if external else ["", "", ""]
-        fronts = [name for cost, name in (("seconds", "speed"), ("gb", "size")) if point in by_cost[cost]]
+        searched = [point.external.index, str(point.external.k), point.external.precision] if point.external else ["", "", ""]
         values = [decimals(point.dev), decimals(point.test), f"{1e3 * point.seconds:.2f}", f"{point.gb:.3g}"]
-        lines.append([point.names, *searched, *values, ", ".join(fronts)])
-    return header, lines
+        on = ", ".join(name for name, front in fronts.items() if point in front)
+        lines.append([point.names, *searched, *values, on])
+    return Table([*header, "on the Pareto front of"], lines)
 
 
 def front_panel(axis: Any, points: list[Point], cost_axis: tuple[str, float, str, str], metric: str) -> None:
-    """Draw every point, coloured by whether it has the external memory; those on the Pareto front are ringed and named."""
+    """Draw every point, coloured by whether it has a datastore; those on the Pareto front are ringed and named."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     cost, factor, cost_label, scale = cost_axis
@@ -196,45 +185,41 @@ def front_panel(axis: Any, points: list[Point], cost_axis: tuple[str, float, str
     axis.legend(frameon=False, fontsize=8)
 
 
-def report_frontier(runs: list[dict[str, Any]], budget: DictConfig, folder: Path, command: str | None = None) -> None:
+def report_frontier(runs: list[ScoredRun], budget: DictConfig, folder: Path, command: str | None = None) -> None:
     """Write tables, pictures and a page, a part for each trained model; print the points on Pareto fronts and the advice."""
     sections: list[Section] = []
     texts: list[str] = []
     csvs: list[str] = []
     models = group_by_model(runs)
     for title, model_runs in models.items():
-        points, metric = frontier_points(model_runs), metric_name(model_runs[0]["metrics"]["test"][-1])
-        header, lines = frontier_table(points, metric)
+        points, metric = frontier_points(model_runs), model_runs[0].row.metric_name
+        table = frontier_table(points, metric)
         sentence = advice(points, budget.seconds_per_token, budget.gb, metric)
         panels: list[Panel] = [partial(front_panel, points=points, cost_axis=axis, metric=metric) for axis in AXES]
-        texts.append(f"{title}:\n\n{markdown(header, lines)}\n{sentence}\n")
-        on_front = markdown(header, [line for line in lines if line[-1]])
+        texts.append(f"{title}:\n\n{markdown(*table)}\n{sentence}\n")
+        on_front = markdown(table.header, [line for line in table.lines if line[-1]])
         print(f"\n{title}, the Pareto fronts of {len(points)} points:\n\n{on_front}\n{sentence}\n")
         name = "frontier" if len(models) == 1 else f"frontier-{len(texts)}"
         csvs.append(f"{name}.csv")
-        write_atomically(folder / csvs[-1], to_csv(header, lines))
+        write_atomically(folder / csvs[-1], to_csv(*table))
         print(f"table: {folder / csvs[-1]}\npicture: {save_panels(panels, folder / f'{name}.png', title)}")
-        sections += [
-            Section(title, f"{sentence} {NOTE}", [Table(header, lines)]),
-            *picture_sections(f"Pictures of {title}", panels),
-        ]
+        sections += [Section(title, f"{sentence} {NOTE}", [table]), *picture_sections(f"Pictures of {title}", panels)]
     write_atomically(folder / "frontier.md", "\n".join(texts))
     page = Page(folder.name, [f"{len(runs)} runs"], [*sections, commands_section(runs, command)], csvs)
     print(f"table: {folder / 'frontier.md'}\npage: {write_page(page, folder / 'frontier.html')}")
 
 
-def group_by_model(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def group_by_model(runs: list[ScoredRun]) -> dict[str, list[ScoredRun]]:
     """Group runs that differ only in the settings of their memories, by a title that describes the model."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[ScoredRun]] = {}
     for run in runs:
-        text, row, store = evaluated_text(run), run["metrics"]["test"][-1], run.get("datastore", {}).get("entries")
-        size, parameters, updates = memory_size(run), run["parameters"], run["train"].get("updates")
+        size, mixture = run.row.memory_size, run.subsets.mixture if run.subsets else "no"
         facts = [
-            f"{run['name']}, seed {run['seed']}, {run['subsets']['mixture']} mixture, on {text.title} ({text.scored:,} tokens)",
-            *([f"{parameters:,} parameters"] if parameters else []),
-            *([f"{updates:,} updates"] if updates else []),
-            *([f"{store:,} datastore entries"] if store else []),
-            *([f"memory size {size_text(size)} ({row['eviction']})"] if size else []),
+            f"{run.name}, seed {run.seed}, {mixture} mixture, on {run.title} ({run.row.tokens:,} tokens)",
+            *([f"{run.parameters:,} parameters"] if run.parameters else []),
+            *([f"{run.train.updates:,} updates"] if run.train.updates else []),
+            *([f"{run.datastore.entries:,} datastore entries"] if run.datastore else []),
+            *([f"memory size {size_text(size)} ({run.row.eviction})"] if size else []),
         ]
         groups.setdefault(", ".join(facts), []).append(run)
     return groups

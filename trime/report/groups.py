@@ -5,208 +5,154 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from trime.metrics import mean_over_seeds
-from trime.report.command_lines import PATH_SETTINGS, split_command
-from trime.report.tables import metric_name, metric_names, metric_value
-from trime.report.texts import evaluated_text, is_trained, other_texts
-
-Run = dict[str, Any]
-VOCABULARY = "vocabulary"  # the name of the row without memory
+from trime.report.run_result import VOCABULARY, MemorySize, Row, ScoredRun
 
 
 class Group(NamedTuple):
     """Runs of one experiment, one for each seed."""
 
-    runs: list[Run]
+    runs: list[ScoredRun]
 
     @property
-    def first(self) -> Run:
+    def first(self) -> ScoredRun:
         """Return the run of the first seed."""
         return self.runs[0]
 
     @property
+    def name(self) -> str:
+        """Return the name of the experiment."""
+        return self.first.name
+
+    @property
     def seeds(self) -> str:
-        """Return the seeds, separated by commas."""
-        return ", ".join(str(run["seed"]) for run in self.runs)
-
-    @property
-    def seeds_text(self) -> str:
         """Return the seeds as tables print them, or that none mattered."""
-        if not is_trained(self.first) and "fitted" not in self.dev[0]:
+        if not self.first.is_trained and self.first.dev.fitted is None:
             return "no seed: nothing was trained"
-        return f"seed {self.seeds}" if len(self.runs) == 1 else f"{len(self.runs)} seeds: {self.seeds}"
+        seeds = ", ".join(str(run.seed) for run in self.runs)
+        return f"seed {seeds}" if len(self.runs) == 1 else f"{len(self.runs)} seeds: {seeds}"
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """Return the last row of the first run on test."""
-        return self.first["metrics"]["test"][-1]
+        return self.first.row
 
     @property
-    def dev(self) -> list[dict[str, Any]]:
+    def dev(self) -> list[Row]:
         """Return the last row of every run on dev."""
-        return [run["metrics"]["valid"][-1] for run in self.runs]
+        return [run.dev for run in self.runs]
 
     @property
     def policy(self) -> str:
         """Return the name of the eviction policy, without its settings."""
-        return (self.row.get("eviction") or "").split(" ")[0]
+        return (self.row.eviction or "").split(" ")[0]
 
     def values(self, split: str, metric: str) -> list[float]:
         """Return the last row's metric for each seed: BLEU if that is ``metric``, else perplexity or bits per character."""
-        rows = [run["metrics"][split][-1] for run in self.runs]
-        return [row["bleu"] if metric == "BLEU" else metric_value(row) for row in rows]
+        rows = [run.metrics[split][-1] for run in self.runs]
+        return [row.bleu if metric == "BLEU" and row.bleu is not None else row.value for row in rows]
 
     def mean(self, split: str, metric: str = "") -> float:
         """Return the mean of a metric over seeds, by default of the row's own."""
-        return mean_over_seeds(self.values(split, metric), metric if metric == "BLEU" else metric_name(self.row))
+        return mean_over_seeds(self.values(split, metric), metric if metric == "BLEU" else self.row.metric_name)
 
-    def bleu(self, split: str) -> float | None:
-        """Return the mean BLEU of the last row over seeds; None if it does not translate."""
-        return self.average(lambda run: run["metrics"][split][-1].get("bleu"))
-
-    def average(self, value_of: Callable[[Run], float | None]) -> float | None:
+    def average(self, value_of: Callable[[ScoredRun], float | None]) -> float | None:
         """Return the mean of a value over the runs that have it; None if none has."""
         known = [value for run in self.runs if (value := value_of(run)) is not None]
         return float(np.mean(known)) if known else None
 
-    def average_cell(self, name: str) -> float | None:
-        """Return the mean of a value of the last row on test over the runs that have it; None if none has."""
-        return self.average(lambda run: run["metrics"]["test"][-1].get(name))
 
-
-def split_by_mixture(runs: list[Run]) -> list[Run]:
+def split_by_mixture(runs: list[ScoredRun]) -> list[ScoredRun]:
     """Split each run that has both into the papers' rows and, as a run of its own, its last row with the fitted mixture.
 
-    A run whose other rows have no memory stays whole, represented by its last row.
+    A run whose other rows have no memory stays whole, represented by its last row. The analysis stays with the papers' rows.
     """
-    return [part for run in runs for part in ([paper_part(run), fitted_part(run)] if has_paper_and_fitted_rows(run) else [run])]
+    found = []
+    for run in runs:
+        if run.is_fitted and any(row.memories != VOCABULARY for row in run.metrics["test"][:-1]):
+            found.append(run.model_copy(update={"metrics": {split: rows[:-1] for split, rows in run.metrics.items()}}))
+            run = run.model_copy(update={"name": f"{run.name}, {run.row.mixture}", "analysis": {}})
+        found.append(run)
+    return found
 
 
-def has_paper_and_fitted_rows(run: Run) -> bool:
-    """Return True if a run has a row of the papers with memory beside one with a fitted mixture."""
-    return is_fitted(run) and any(row["memories"] != VOCABULARY for row in paper_part(run)["metrics"]["test"])
-
-
-def is_fitted(run: Run) -> bool:
-    """Return True if the mixture of the last row was fitted, which those of the papers are not."""
-    return len(run["metrics"]["test"]) > 1 and "fitted" in run["metrics"]["valid"][-1]
-
-
-def paper_part(run: Run) -> Run:
-    """Return a run without its last row."""
-    return run | {"metrics": {split: rows[:-1] for split, rows in run["metrics"].items()}}
-
-
-def fitted_part(run: Run) -> Run:
-    """Return a run under the name of its last row's mixture, without the analysis, which stays with the papers' rows."""
-    name = {"name": f"{run['name']}, {run['metrics']['test'][-1]['mixture']}"}
-    return {key: value for key, value in run.items() if key != "analysis"} | name
+def metric_names(runs: list[ScoredRun]) -> str:
+    """Return the metrics of several runs, as in ``perplexity or bits/char``."""
+    return " or ".join(sorted({run.row.metric_name for run in runs}, reverse=True))
 
 
 def rank_groups(groups: list[Group]) -> tuple[str, list[Group]]:
     """Return the metric (BLEU if all groups translate), and the groups sorted by it, the worst first."""
-    metric = "BLEU" if all("bleu" in group.row for group in groups) else metric_names([group.first for group in groups])
-    lower_is_better = metric != "BLEU"
-    worst = math.inf if lower_is_better else -math.inf
+    translate = all(group.row.bleu is not None for group in groups)
+    metric = "BLEU" if translate else metric_names([group.first for group in groups])
+    worst = -math.inf if translate else math.inf
 
     def result(group: Group) -> float:
         value = group.mean("test", metric)
         return worst if math.isnan(value) else value
 
-    return metric, sorted(groups, key=result, reverse=lower_is_better)
+    return metric, sorted(groups, key=result, reverse=not translate)
 
 
-def group_runs(runs: list[Run]) -> list[Group]:
+def group_runs(runs: list[ScoredRun]) -> list[Group]:
     """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice.
 
-    The same seed run again is no further seed: such runs are groups of their own.
+    Runs have the same settings if their hashes or the settings of their commands are equal: versions of the code hash
+    differently. The same seed run again is no further seed: such runs are groups of their own.
     """
-    groups = split_by(runs, experiment_key)
-    groups = [part for group in groups for part in split_by(group, settings_key(group))]
-    for key in (memory_size, hash_of, made_at, id):
-        groups = [part for group in groups for part in ([group] if seeds_differ(group) else split_by(group, key))]
-    return [Group(sorted(group, key=lambda run: run["seed"])) for group in groups]
+    settings: dict[tuple[Any, str | None], list[str]] = {}
+    for run in runs:
+        settings.setdefault((experiment_key(run), run.config_hash), sorted(run.settings))
+    groups = split_by(runs, lambda run: (key := experiment_key(run), *settings[key, run.config_hash]))
+    keys: list[Callable[[ScoredRun], Any]] = [attrgetter(name) for name in ("row.memory_size", "config_hash", "made_at")]
+    for further in [*keys, id]:
+        complete = [len({run.seed for run in group}) == len(group) for group in groups]  # every run has its own seed
+        split = [[group] if done else split_by(group, further) for group, done in zip(groups, complete, strict=True)]
+        groups = [group for part in split for group in part]
+    return [Group(sorted(group, key=lambda run: run.seed)) for group in groups]
 
 
-def seeds_differ(runs: list[Run]) -> bool:
-    """Return whether every run has a seed of its own."""
-    return len({run["seed"] for run in runs}) == len(runs)
-
-
-def split_by(runs: list[Run], key: Callable[[Run], Any]) -> list[list[Run]]:
+def split_by(runs: list[ScoredRun], key: Callable[[ScoredRun], Any]) -> list[list[ScoredRun]]:
     """Split runs by a key, in the order in which its values occur."""
-    groups: dict[Any, list[Run]] = {}
+    groups: dict[Any, list[ScoredRun]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return list(groups.values())
 
 
-def experiment_key(run: Run) -> tuple[Any, ...]:
+def experiment_key(run: ScoredRun) -> tuple[Any, ...]:
     """Return what identifies an experiment: name, size, training, texts, memories, policy, and memory size unless tuned."""
-    row = run["metrics"]["test"][-1]
-    key = run["name"], run["parameters"], run["train"].get("updates"), evaluated_text(run), *other_texts(run).values()
-    return *key, row["memories"], row.get("eviction"), memory_size(run) if "memory_size" not in row["tuned"] else None
+    size = None if "memory_size" in run.row.tuned else run.row.memory_size
+    about = run.name, run.parameters, run.train.updates, run.text, *run.other_texts.values()
+    return *about, run.row.memories, run.row.eviction, size
 
 
-def settings_key(runs: list[Run]) -> Callable[[Run], Any]:
-    """Return the key by which runs of the same settings are found, also where versions of the code hashed them otherwise."""
-    overrides: dict[str, tuple[str, ...]] = {}
-    for run in runs:
-        overrides.setdefault(hash_of(run), tuple(sorted(overrides_of(run))))
-    return lambda run: overrides[hash_of(run)]
-
-
-def memory_size(run: Run) -> int | tuple[int, ...] | None:
-    """Return the capacity of the memory that fills while text is read, in entries; one number per layer if they differ."""
-    size = run["metrics"]["test"][-1]["memory_size"]
-    return tuple(size) if isinstance(size, list) else size
-
-
-def size_text(size: int | tuple[int, ...]) -> str:
+def size_text(size: MemorySize) -> str:
     """Return a memory size as tables print it: ``2,048``, or ``512, 2,048 by layer``."""
     return f"{size:,}" if isinstance(size, int) else f"{', '.join(f'{entries:,}' for entries in size)} by layer"
 
 
-def hash_of(run: Run) -> str:
-    """Return the hash of a run's configuration."""
-    return str(run.get("config_hash"))
-
-
-def made_at(run: Run) -> str:
-    """Return the commit and the time at which a run was made."""
-    return ", ".join(filter(None, [str(run.get("commit"))[:7], run.get("created")]))
-
-
 def group_labels(groups: list[Group]) -> list[str]:
-    """Return the groups' names; groups that share one also get what distinguishes them: overrides, texts, commit and time."""
-    overrides = [(group.first["name"], [*overrides_of(group.first), *text_words(group.first)]) for group in groups]
+    """Return the groups' names; groups that share one also get what distinguishes them: settings, texts, commit and time."""
+    described = []
+    for run in (group.first for group in groups):
+        uses = {} if run.is_trained else {"trained on": "not trained, vocabulary of"}
+        texts = [f"({f'{uses.get(use, use)} {name} {text[:4]}'.rstrip()})" for use, (name, text) in run.other_texts.items()]
+        described.append((run.name, [*run.settings, *texts]))
     labels = []
-    for name, words in overrides:
-        namesakes = [others for other, others in overrides if other == name]
+    for name, words in described:
+        namesakes = [others for other, others in described if other == name]
         labels.append(" ".join([name, *(word for word in words if any(word not in others for others in namesakes))]))
     count = Counter(labels)
     return [
-        label if count[label] == 1 else f"{label} (made at {made_at(group.first)})"
+        label if count[label] == 1 else f"{label} (made at {group.first.made_at})"
         for label, group in zip(labels, groups, strict=True)
     ]
-
-
-def text_words(run: Run) -> list[str]:
-    """Return which texts a model learned from and its datastore holds, for runs that differ in them."""
-    words = {"trained on": "trained on" if is_trained(run) else "not trained, vocabulary of"}
-    return [f"({f'{words.get(what, what)} {name} {text[:4]}'.rstrip()})" for what, (name, text) in other_texts(run).items()]
-
-
-def overrides_of(run: Run) -> list[str]:
-    """Return the overrides of a run's command that may affect its results."""
-    words = split_command(run.get("command"))
-    words = words[1:] if words[:1] == ["trime"] else words[2:]  # without the program: trime, or python cli.py
-    irrelevant = ("seed=", "report.", "logger", "hydra")
-    return [word for word in words if not PATH_SETTINGS.match(word) and not word.startswith(irrelevant)]
 
 
 def baseline_of(group: Group, groups: list[Group], name: str) -> Group | None:
@@ -214,32 +160,22 @@ def baseline_of(group: Group, groups: list[Group], name: str) -> Group | None:
     others = [other for other in groups if comparable(group, other) and other is not group]
     if group.policy:
         for other in others:
-            same_memory = other.first["name"] == group.first["name"] and memory_size(other.first) == memory_size(group.first)
+            same_memory = other.name == group.name and other.row.memory_size == group.row.memory_size
             if other.policy == name and same_memory:
                 return other
-    named = [other for other in others if other.first["name"] == name]
-    return min(named, key=lambda other: abs((other.first["parameters"] or 0) - (group.first["parameters"] or 0)), default=None)
+    named = [other for other in others if other.name == name]
+    return min(named, key=lambda other: abs((other.first.parameters or 0) - (group.first.parameters or 0)), default=None)
 
 
 def comparable(one: Group, other: Group) -> bool:
     """Return True if two groups have the same text in the same documents, the same training budget, and seeds in common."""
-    budgets = one.first["train"].get("updates"), other.first["train"].get("updates")
-    same_text = evaluated_text(one.first) == evaluated_text(other.first)
-    return same_text and budgets[0] == budgets[1] and bool(seed_pairs(one, other))
+    same_budget = one.first.train.updates == other.first.train.updates
+    return one.first.text == other.first.text and same_budget and bool(seed_pairs(one, other))
 
 
-def seed_pairs(one: Group, other: Group) -> list[tuple[Run, Run]]:
+def seed_pairs(one: Group, other: Group) -> list[tuple[ScoredRun, ScoredRun]]:
     """Return the pairs of runs with the same seed whose losses were recorded for the same parts of the text."""
-    by_seed = {run["seed"]: run for run in other.runs}
-    pairs = [(run, by_seed[run["seed"]]) for run in one.runs if run["seed"] in by_seed]
-    return [pair for pair in pairs if all(part_tokens(run) == part_tokens(pairs[0][0]) for run in pair)]
-
-
-def part_tokens(run: Run) -> list[float]:
-    """Return the number of tokens of each document, or part of one, that the bootstrap resamples."""
-    return [count for _, count in document_losses(run)]
-
-
-def document_losses(run: Run) -> list[list[float]]:
-    """Return the summed loss and the number of tokens of each document, for the last row on test."""
-    return run["metrics"]["test"][-1]["documents"]
+    by_seed = {run.seed: run for run in other.runs}
+    pairs = [(run, by_seed[run.seed]) for run in one.runs if run.seed in by_seed]
+    tokens = [[[count for _, count in run.row.documents] for run in pair] for pair in pairs]
+    return [pair for pair, (mine, theirs) in zip(pairs, tokens, strict=True) if mine == theirs == tokens[0][0]]

@@ -1,38 +1,41 @@
-"""Report several runs together: one table, picture and page."""
+"""Report several runs together: one table, picture and page, in a folder for each set of runs."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from uuid import uuid4
 
 from omegaconf import DictConfig
 
 from trime.errors import UserError
-from trime.io import checksum_of, plain, write_atomically
-from trime.report.answers import answers_table
-from trime.report.figures.base import configured_figures
-from trime.report.figures.canvas import save_panels
-from trime.report.figures.comparison import compare_picture, curves_panels, policies_panels
-from trime.report.folder import report_folder, writing_report
+from trime.io import plain, write_atomically
+from trime.report.answers import answers_panels, answers_table, depth_panels, policies_table
+from trime.report.canvas import save_panels
+from trime.report.comparison import compare_picture, compare_runs, curves_panels, joined_table, policies_panels
+from trime.report.figures import configured_figures
 from trime.report.frontier import report_frontier
-from trime.report.groups import Group, split_by_mixture
-from trime.report.page import Page, Section, Table, commands_section, picture_sections, write_page
-from trime.report.policies import answers_panels, depth_panels, policies_table
-from trime.report.results import distinct_runs, portable, read_run, write_results
+from trime.report.groups import Group, split_by, split_by_mixture
+from trime.report.page import Page, Section, commands_section, picture_sections, write_page
+from trime.report.results import distinct_runs, keep_results
+from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, scored_runs
 from trime.report.tables import markdown, to_csv
-from trime.report.text_comparison import compare_runs, joined_table
-from trime.report.texts import evaluated_text, group_by_text, other_texts
 
 POLICIES_NOTE = (
     "Share of questions answered, %, with Wilson's 95 % interval; which answers count is answering.counts of each run."
 )
 NAME = re.compile(r"[^./\0][^/\0]*")  # of a folder
 MANY_RUNS = 12  # of which the table is shown when its heading is selected
+LATEST = "latest"  # the name of a link to the latest report
 DEPTH_HEIGHT = 2.8  # inches of a panel by depth and length
 
 
-def report_several(config: DictConfig, runs: list[dict[str, Any]], command: str | None = None) -> None:
+def report_several(config: DictConfig, runs: Sequence[RunResult], command: str | None = None) -> None:
     """Write table (Markdown and CSV), picture and page of some runs, and copy their results to ``report.keep``.
 
     ``command`` is the command line that asked for the report.
@@ -40,15 +43,37 @@ def report_several(config: DictConfig, runs: list[dict[str, Any]], command: str 
     runs = distinct_runs(runs)
     folder = report_folder(Path(config.paths.outputs).expanduser() / "reports", config.report.name, runs)
     with writing_report(folder):
-        if answering := [run for run in runs if "questions" in run]:
+        if answering := [run for run in runs if isinstance(run, AnsweringRun)]:
             report_answering(answering, folder, command)
-        if swept := [run for run in runs if run.get("subsets", {}).get("selection") == "all"]:
+        models = scored_runs(runs)
+        if swept := [run for run in models if run.subsets and run.subsets.selection == "all"]:
             report_frontier(swept, config.frontier, folder, command)
-        models = [run for run in runs if "questions" not in run]
         if len(models) > len(swept):
             report_models(models, config.report, folder, command)
     if config.report.keep:
         keep_results(runs, Path(config.report.keep).expanduser())
+
+
+def report_folder(reports: Path, name: str, runs: Sequence[RunResult]) -> Path:
+    """Return the folder of a report below ``reports``: its name, and a hash of which runs it compares."""
+    identities = sorted(str((run.name, run.seed, run.config_hash, run.title)) for run in runs)
+    return reports / f"{name}-{hashlib.sha256(json.dumps(identities).encode()).hexdigest()[:6]}"
+
+
+@contextmanager
+def writing_report(folder: Path) -> Iterator[None]:
+    """Afterwards delete the files of an earlier report that were not written again, and link the folder as the latest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
+    yield
+    for path, written in earlier.items():
+        with suppress(FileNotFoundError):  # another process may report the same runs
+            if path.stat().st_mtime_ns == written:
+                path.unlink()
+    with suppress(OSError):  # not every file system has links
+        link = folder.with_name(f".{LATEST}-{uuid4().hex}")
+        link.symlink_to(folder.name)
+        os.replace(link, folder.with_name(LATEST))
 
 
 def check_report(config: DictConfig) -> None:
@@ -63,78 +88,48 @@ def check_report(config: DictConfig) -> None:
             raise UserError(f"report.{key}={given}: it must be a mapping, as in conf/config.yaml and conf/table")
 
 
-def report_answering(runs: list[dict[str, Any]], folder: Path, command: str | None) -> None:
-    """Write and print table, pictures and page of question-answering runs."""
-    header, lines = answers_table(runs)
-    write_atomically(folder / "answers.md", markdown(header, lines))
-    write_atomically(folder / "answers.csv", to_csv(header, lines))
-    print(f"\n{markdown(header, lines)}\ntable: {folder / 'answers.md'}, {folder / 'answers.csv'}")
+def run_facts(runs: Sequence[RunResult]) -> list[str]:
+    """Return the number of runs and the commits of their code."""
+    commits = sorted({str(run.commit)[:12] for run in runs})
+    return [f"{len(runs)} runs", f"commit {', '.join(commits)}"]
+
+
+def report_answering(runs: list[AnsweringRun], folder: Path, command: str | None) -> None:
+    """Write and print tables, pictures and page of question-answering runs: all of them, and by policy if there are several."""
+    table, policies, panels, depths = answers_table(runs), policies_table(runs), answers_panels(runs), depth_panels(runs)
+    write_atomically(folder / "answers.md", markdown(*table))
+    write_atomically(folder / "answers.csv", to_csv(*table))
+    print(f"\n{markdown(*table)}\ntable: {folder / 'answers.md'}, {folder / 'answers.csv'}")
+    if len(policies.header) > 2 or len(policies.lines) > 1:
+        text = f"{markdown(*policies)}\n{POLICIES_NOTE}\n"
+        write_atomically(folder / "policies.md", text)
+        print(f"\n{text}")
+    if panels:
+        print(f"by memory size: {save_panels(panels, folder / 'policies.png')}")
+    if depths:
+        print(f"by depth and length: {save_panels(depths, folder / 'depth.png', height=DEPTH_HEIGHT)}")
     sections = [
-        *report_policies(runs, folder),
-        Section("Runs", "The best run comes first.", [Table(header, lines)], folded=len(runs) > MANY_RUNS),
+        Section("Eviction policies", POLICIES_NOTE, [policies]),
+        *picture_sections("By memory size", panels),
+        *picture_sections("By depth and length", depths),
+        Section("Runs", "The best run comes first.", [table], folded=len(runs) > MANY_RUNS),
         commands_section(runs, command),
     ]
     print(f"page: {write_page(Page(folder.name, run_facts(runs), sections, ['answers.csv']), folder / 'answers.html')}")
 
 
-def keep_results(runs: list[dict[str, Any]], folder: Path) -> None:
-    """Copy the results of runs into one folder, without paths of this machine; a run that was made again replaces itself."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for run in map(portable, runs):
-        text = "" if "questions" in run else evaluated_text(run).fingerprint[:4]  # config_hash does not depend on dataset.path
-        name = f"{run['name']}-seed{run['seed']}-{str(run.get('config_hash'))[:6]}{text}"
-        file = folder / f"{name}.json"
-        if file.is_file() and texts_differ(read_run(file), run):
-            file = folder / f"{name}-{checksum_of(hidden_texts(run))[:4]}.json"
-        write_results(file, run)
-    print(f"kept {len(runs)} results in {folder}")
-
-
-def hidden_texts(run: dict[str, Any]) -> dict[str, str]:
-    """Return the fingerprints of texts that a file's name does not tell: a model's, a datastore's, those of questions."""
-    return {what: text for what, (_, text) in other_texts(run).items()} | {"questions": run.get("questions_text", "")}
-
-
-def texts_differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two runs are known to have read different texts."""
-    first, second = hidden_texts(one), hidden_texts(other)
-    return any(first[what] and second[what] and first[what] != second[what] for what in first.keys() & second.keys())
-
-
-def run_facts(runs: list[dict[str, Any]]) -> list[str]:
-    """Return the number of runs and the commits of their code."""
-    commits = sorted({str(run["commit"])[:12] for run in runs})
-    return [f"{len(runs)} runs", f"commit {', '.join(commits)}"]
-
-
-def report_policies(runs: list[dict[str, Any]], folder: Path) -> list[Section]:
-    """Write and print results by policy, memory size, length and depth, if there are several; return their sections."""
-    (header, lines), by_size, by_depth = policies_table(runs), answers_panels(runs), depth_panels(runs)
-    if len(header) > 2 or len(lines) > 1:
-        write_atomically(folder / "policies.md", f"{markdown(header, lines)}\n{POLICIES_NOTE}\n")
-        print(f"\n{markdown(header, lines)}\n{POLICIES_NOTE}\n")
-    if by_size:
-        print(f"by memory size: {save_panels(by_size, folder / 'policies.png')}")
-    if by_depth:
-        print(f"by depth and length: {save_panels(by_depth, folder / 'depth.png', height=DEPTH_HEIGHT)}")
-    return [
-        Section("Eviction policies", POLICIES_NOTE, [Table(header, lines)]),
-        *picture_sections("By memory size", by_size),
-        *picture_sections("By depth and length", by_depth),
-    ]
-
-
-def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path, command: str | None) -> None:
+def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, command: str | None) -> None:
     """Write and print table, pictures and page of language models and translations, each text in a section of its own."""
     figures = configured_figures(settings.figures)
-    texts = group_by_text(split_by_mixture(runs))
-    comparisons = [compare_runs(of_text, settings) for of_text in texts.values()]
+    texts = split_by(split_by_mixture(runs), lambda run: run.text)
+    by_name = sorted(texts, key=lambda of_text: tuple(map(str, of_text[0].text)))
+    comparisons = [compare_runs(of_text, settings) for of_text in by_name]
     warn_of_baseline([group for comparison in comparisons for group in comparison.groups], settings.against)
     text = "\n".join(comparison.markdown(titled=len(comparisons) > 1) for comparison in comparisons)
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", to_csv(*joined_table(comparisons)))
     print(f"\n{text}\ntable: {folder / 'table.md'}, {folder / 'table.csv'}")
-    if orders := [f"{comparison.title}:\n\n{markdown(*comparison.order)}" for comparison in comparisons if comparison.order[1]]:
+    if orders := [f"{comparison.title}:\n\n{markdown(*comparison.order)}" for comparison in comparisons if comparison.verdicts]:
         write_atomically(folder / "order.md", "\n".join(orders))
         print(f"order of the papers: {folder / 'order.md'}")
     print(f"picture: {compare_picture([comparison.groups for comparison in comparisons], folder / 'picture.png')}")
@@ -144,7 +139,7 @@ def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path
         print(f"policies: {save_panels(panels, folder / 'policies.png')}")
     for name, figure in figures.items():
         if panels := [panel for comparison in comparisons for panel in figure.comparison_panels(comparison.runs)]:
-            print(f"{name}: {figure.save(panels, folder.name, folder / f'{name}.png')}")
+            print(f"{name}: {save_panels(panels, folder / f'{name}.png', folder.name)}")
     sections = [section for comparison in comparisons for section in comparison.sections(figures)]
     page = Page(folder.name, run_facts(runs), [*sections, commands_section(runs, command)], ["table.csv", "order.md"])
     print(f"page: {write_page(page, folder / 'page.html')}")
@@ -152,6 +147,6 @@ def report_models(runs: list[dict[str, Any]], settings: DictConfig, folder: Path
 
 def warn_of_baseline(groups: list[Group], against: str) -> None:
     """Print that no run of several is the baseline, if none is."""
-    names = {group.first["name"] for group in groups} | {group.policy for group in groups if group.policy}
+    names = {group.name for group in groups} | {group.policy for group in groups if group.policy}
     if len(groups) > 1 and against not in names:
         print(f"report: no run is named {against}, so none is compared with it: set report.against={'|'.join(sorted(names))}")

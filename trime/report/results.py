@@ -4,49 +4,59 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from trime.errors import UserError
 from trime.io import checksum_of, compact_json, write_atomically
-from trime.report.command_lines import without_paths
-from trime.report.texts import evaluated_text, other_texts
+from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, is_run, run_from_json, without_paths
 
 RESULTS = "results.json"  # in a run's folder; kept results have names of their own
 SHOWN_FILES = 5  # names of files that a line lists
-OBSERVED = ("loss", "tokens", "documents", "bleu", "exact_match", "contained", "by_depth", "questions")  # of a row
+OBSERVED = {"loss", "tokens", "documents", "bleu", "exact_match", "contained", "by_depth", "questions"}  # fields of a row
+PLACES = ("path", "babi", "background")  # settings of texts and questions that are paths
 CHECKSUM = "checksum"  # the key of results.json that holds it
-PLACES = ("path", "babi", "background")  # settings of texts and questions that say where they lie
 
 
-def write_results(path: Path, results: dict[str, Any]) -> None:
+def write_results(path: Path, run: RunResult) -> None:
     """Write the results of a run with their checksum."""
-    content = {key: value for key, value in results.items() if key != CHECKSUM}
+    content = run.to_json()
     write_atomically(path, compact_json(content | {CHECKSUM: checksum_of(content)}, path))
 
 
-def portable(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the results of a run without paths of this machine."""
-    content = {key: value for key, value in results.items() if key != "artefacts"}
-    content["command"] = without_paths(results.get("command"))
-    for key in {"dataset", "evaluation_dataset", "questions"} & content.keys():
-        content[key] = {name: value for name, value in content[key].items() if name not in PLACES}
-    return content
+def read_run(path: Path) -> RunResult:
+    """Return the results of a run; UserError if a file is truncated, not a run's, or was changed after it was written.
+
+    Files of versions that wrote no checksum are accepted as they are.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there are no results in {path.parent}: run its experiment first") from None
+    except (OSError, ValueError):
+        raise UserError(f"{path} is truncated or no JSON: delete it and run its experiment again") from None
+    if not is_run(content):
+        raise UserError(f"{path} is not the results of a run: delete it and run its experiment again")
+    if content.pop(CHECKSUM, None) not in (None, checksum_of(content)):
+        raise UserError(f"{path} was changed after it was written: delete it and run its experiment again")
+    try:
+        return run_from_json(content)
+    except ValueError as error:
+        raise UserError(f"{path} is not the results of a run ({error}): delete it and run its experiment again") from None
 
 
-def results_in(folders: list[Path]) -> list[dict[str, Any]]:
-    """Return the content of every results.json below some folders, the oldest first."""
+def read_runs(files: Iterable[Path]) -> list[RunResult]:
+    """Return the results in some files, each once, by the order of their paths."""
+    return [read_run(path) for path in sorted({path.resolve() for path in files})]
+
+
+def results_in(folders: list[Path]) -> list[RunResult]:
+    """Return the results in every results.json below some folders, the oldest first."""
     paths = sorted({path for folder in folders for path in folder.rglob(RESULTS)}, key=lambda path: path.stat().st_mtime)
     return [read_run(path) for path in paths]
 
 
-def read_runs(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """Return the content of some results.json files, each once, by the order of their paths."""
-    return [read_run(path) for path in sorted({path.resolve() for path in files})]
-
-
-def find_runs(patterns: list[str]) -> list[dict[str, Any]]:
+def find_runs(patterns: list[str]) -> list[RunResult]:
     """Return the results of all runs that some patterns match, each once.
 
     A pattern names files, run folders, or folders below which all results are found. One line names the files that hold
@@ -68,36 +78,6 @@ def find_runs(patterns: list[str]) -> list[dict[str, Any]]:
     return read_runs(paths)
 
 
-def distinct_runs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return every observation once, and print which runs are copies of others: another folder or name is no second seed.
-
-    Of copies, the one that recorded most is kept: an analysis does not change what was observed.
-    """
-    found: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        found.setdefault(observation(run), []).append(run)
-    copies = [(run, first) for first, *rest in found.values() for run in rest]
-    if copies:
-        names = [f"{run['name']} seed {run['seed']} (of {first['name']} seed {first['seed']})" for run, first in copies]
-        print(f"report: counted once, as settings and results are the same: {', '.join(names)}")
-    return [max(same, key=len) for same in found.values()]
-
-
-def observation(run: dict[str, Any]) -> str:
-    """Return what identifies an observation: the settings, and every result apart from times and memory.
-
-    The seed counts where it chose the questions or trained the model that answers; equal losses of every document show that
-    no seed mattered.
-    """
-    results = {split: [{key: row.get(key) for key in OBSERVED} for row in rows] for split, rows in run["metrics"].items()}
-    settings = run.get("config_hash") or [run["name"], run["parameters"]]
-    if "questions" not in run:
-        return checksum_of([settings, evaluated_text(run), other_texts(run), results])
-    asked = {key: value for key, value in run["questions"].items() if key not in PLACES}
-    seed = run["seed"] if run.get("small_model") else None
-    return checksum_of([settings, asked, run.get("questions_text"), seed, results])
-
-
 def json_files(names: Iterable[str]) -> set[Path]:
     """Return the JSON files among some paths and below them, without those that stand beside or below a results.json."""
     files: set[Path] = set()
@@ -115,25 +95,58 @@ def holds_results(path: Path) -> bool:
         raise UserError(f"{path} is truncated or no JSON: delete it, or name other files in report.runs") from None
 
 
-def is_run(content: Any) -> bool:
-    """Return whether the content of a file has the form of a run's results."""
-    return isinstance(content, dict) and {"name", "seed", "metrics"} <= content.keys()
+def distinct_runs(runs: Sequence[RunResult]) -> list[RunResult]:
+    """Return every observation once, and print which runs are copies of others: another folder or name is no second seed.
 
-
-def read_run(path: Path) -> dict[str, Any]:
-    """Return the content of a results.json; UserError if it is truncated, not a run's, or was changed after it was written.
-
-    Files of versions that wrote no checksum are accepted as they are.
+    Of copies, the one that recorded most is kept: an analysis does not change what was observed.
     """
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-        if not is_run(results):
-            raise ValueError("not the results of a run")
-    except FileNotFoundError:
-        raise UserError(f"there are no results in {path.parent}: run its experiment first") from None
-    except (OSError, ValueError):
-        raise UserError(f"{path} is truncated or not the results of a run: delete it and run its experiment again") from None
-    written = results.pop(CHECKSUM, None)
-    if written not in (None, checksum_of(results)):
-        raise UserError(f"{path} was changed after it was written: delete it and run its experiment again")
-    return results
+    found: dict[str, list[RunResult]] = {}
+    for run in runs:
+        found.setdefault(observation(run), []).append(run)
+    copies = [(run, first) for first, *rest in found.values() for run in rest]
+    if copies:
+        names = [f"{run.name} seed {run.seed} (of {first.name} seed {first.seed})" for run, first in copies]
+        print(f"report: counted once, as settings and results are the same: {', '.join(names)}")
+    return [max(same, key=lambda run: len(run.model_fields_set)) for same in found.values()]
+
+
+def observation(run: RunResult) -> str:
+    """Return a hash of an observation: settings, texts, and every result apart from times and memory.
+
+    A seed that changed the losses of no document changed nothing.
+    """
+    results = {split: [row.model_dump(include=OBSERVED) for row in rows] for split, rows in run.metrics.items()}
+    if isinstance(run, ScoredRun):
+        return checksum_of([run.config_hash or [run.name, run.parameters], run.text, run.other_texts, results])
+    assert isinstance(run, AnsweringRun)  # whose seed counts where it trained the model that answers
+    asked = {key: value for key, value in run.questions.items() if key not in PLACES}
+    return checksum_of([run.config_hash, asked, run.questions_text, run.seed if run.small_model else None, results])
+
+
+def portable(run: RunResult) -> RunResult:
+    """Return the results of a run without paths of this machine."""
+    content = {key: value for key, value in run.to_json().items() if key != "artefacts"}
+    content["command"] = without_paths(run.command)
+    for key in {"dataset", "evaluation_dataset", "questions"} & content.keys():
+        content[key] = {name: value for name, value in content[key].items() if name not in PLACES}
+    return run_from_json(content)
+
+
+def keep_results(runs: Sequence[RunResult], folder: Path) -> None:
+    """Copy the results of runs into one folder, without paths of this machine; a run that was made again replaces itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for run in map(portable, runs):
+        text = run.evaluated.fingerprint[:4] if isinstance(run, ScoredRun) else ""  # config_hash does not depend on paths
+        name = f"{run.name}-seed{run.seed}-{str(run.config_hash)[:6]}{text}"
+        file, texts = folder / f"{name}.json", texts_of(run)
+        earlier = texts_of(read_run(file)) if file.is_file() else {}  # one of an earlier version may lack some
+        if any(earlier.get(use) and text and earlier[use] != text for use, text in texts.items()):
+            file = folder / f"{name}-{checksum_of(texts)[:4]}.json"
+        write_results(file, run)
+    print(f"kept {len(runs)} results in {folder}")
+
+
+def texts_of(run: RunResult) -> dict[str, str]:
+    """Return the fingerprints of texts that a file's name does not have: a model's, a datastore's, those of questions."""
+    texts = {use: text for use, (_, text) in run.other_texts.items()} if isinstance(run, ScoredRun) else {}
+    return texts | {"questions": (run.questions_text or "") if isinstance(run, AnsweringRun) else ""}

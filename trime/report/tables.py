@@ -1,4 +1,4 @@
-"""Tables of one run as Markdown and CSV, and how their values are formatted."""
+"""Tables of one run as Markdown and CSV, how their values are formatted, and notes on the text that was scored."""
 
 from __future__ import annotations
 
@@ -7,11 +7,29 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from statistics import mean
+from typing import NamedTuple
 
-from trime.metrics import MEASURES, bits
+import numpy as np
+
+from trime.metrics import MEASURES
+from trime.report.bootstrap import Difference, paired_bootstrap
+from trime.report.run_result import FEW_TOKENS, VOCABULARY, Analysis, Record, Row, ScoredRun, Subsets
 
 TableRows = list[list[str]]
+
+
+class Table(NamedTuple):
+    """A table of text cells."""
+
+    header: list[str]
+    lines: TableRows
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Return for each column whether it holds numbers, which are aligned to the right."""
+        return [column > 0 and is_numeric([line[column] for line in self.lines]) for column in range(len(self.header))]
+
 
 INTERVAL_CELL = re.compile(r"([-+]?[\d.]+) (?:\[([-+]?[\d.]+), ([-+]?[\d.]+)\]|one part)")
 PAIR_CELL = re.compile(r"(?:([\d.]+) / )?([\d.]+)$")  # published results: dev / test, or test alone
@@ -21,7 +39,7 @@ THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 def markdown(header: list[str], lines: TableRows) -> str:
     """Return a Markdown table with aligned columns, those of numbers to the right."""
     widths = [max(2, *(len(line[i]) for line in [header, *lines])) for i in range(len(header))]
-    right = [i > 0 and is_numeric([line[i] for line in lines]) for i in range(len(header))]
+    right = Table(header, lines).numeric
 
     def joined(line: list[str]) -> str:
         cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
@@ -56,37 +74,17 @@ def plain_columns(title: str, cells: list[str]) -> list[tuple[str, list[str]]]:
     return [(title, [cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell for cell in cells])]
 
 
-PROCESSOR_KEY = "processor_ms_per_token"
 PROCESSOR_TIME = "processor ms/token"  # elapsed time would count what else the machine was doing
 
 
-def processor_text(row: dict[str, Any]) -> str:
-    """Return the processor time of a row as tables print it; nothing for results of earlier versions, which lack it."""
-    milliseconds = row.get(PROCESSOR_KEY)
+def processor_text(milliseconds: float | None) -> str:
+    """Return a processor time as tables print it; nothing for results of earlier versions, which lack it."""
     return "" if milliseconds is None else f"{milliseconds:,.3f}"
 
 
-NOT_FINITE = "not finite"  # in place of nan, which results of earlier versions may hold
-
-
 def decimals(value: float) -> str:
-    """Return a result with two decimals, as tables print it, or that it is not finite."""
-    return f"{value:.2f}" if math.isfinite(value) else NOT_FINITE
-
-
-def metric_value(row: dict[str, Any]) -> float:
-    """Return a row's result in its metric."""
-    return bits(row["loss"]) if metric_name(row) == "bits/byte" else row.get("bits_per_character", row["perplexity"])
-
-
-def metric_name(row: dict[str, Any]) -> str:
-    """Return the name of a row's metric: bits/char or bits/byte if its tokens are characters or bytes, else perplexity."""
-    return row.get("metric", "bits/char" if "bits_per_character" in row else "perplexity")
-
-
-def metric_names(runs: list[dict[str, Any]]) -> str:
-    """Return the metrics of several runs, as in ``perplexity or bits/char``."""
-    return " or ".join(sorted({metric_name(run["metrics"]["test"][-1]) for run in runs}, reverse=True))
+    """Return a result with two decimals, as tables print it; results of earlier versions may hold NaN."""
+    return f"{value:.2f}" if math.isfinite(value) else "not finite"
 
 
 EDGE = "‡"  # marks a row with a tuned setting at the edge of its grid
@@ -98,16 +96,51 @@ FITTED_NOTE = (
     "Rows with a fitted mixture (adaptive, calibrated) are not in the papers. The mixture is fitted on dev, so their dev "
     "result is cross-validated (each document, or block of the text if there are few, is scored by a fit that did not see it)."
 )
+FEW_DOCUMENTS = (
+    "Test has few documents, so that intervals are over parts of them: they do not say how results vary between documents."
+)
+MANY_UNKNOWN = 0.02  # share of unknown tokens above which perplexity and bits per byte are much too low
+UNKNOWN_NOTE = (
+    "{:.1f} % of test is <unk>, which is easy to predict: perplexity and bits per byte are lower than those of a model that "
+    "reads every word, such as one of byte pairs (dataset=folder_pieces)."
+)
 
 
 def applicable(notes: Mapping[str, bool]) -> list[str]:
-    """Return the notes that are not empty and apply, given whether each does."""
-    return [note for note, applies in notes.items() if note and applies]
+    """Return the notes that apply."""
+    return [note for note, applies in notes.items() if applies]
 
 
-def mark_edge(name: str, rows: Iterable[dict[str, Any]]) -> str:
+def text_facts(run: ScoredRun) -> str:
+    """Return a line on the evaluated text: what it is, scored tokens of test, share of ``<unk>``, path."""
+    data, scored = run.evaluated, run.row.tokens
+    in_test, unknown = data.tokens.get("test"), data.unknown.get("test")
+    facts = [
+        f"{scored:,} tokens" + (f" of {in_test:,}" if in_test and in_test != scored else "") + " of test scored",
+        *([f"{100 * unknown:.1f} % <unk>"] if unknown is not None else []),
+        *([f"in {data.path}"] if data.path else []),
+    ]
+    return f"{run.title}: {', '.join(facts)}"
+
+
+def text_notes(run: ScoredRun) -> list[str]:
+    """Return warnings about the evaluated text: few tokens, few documents, many unknown tokens, duplicates."""
+    scored, unknown = run.row.tokens, run.evaluated.unknown.get("test", 0.0)
+    broken = dict.fromkeys(row.memories for rows in run.metrics.values() for row in rows if math.isnan(row.loss))
+    few = f"These are only {scored:,} tokens: judge results by their intervals, which are wide."
+    warnings = {
+        f"These are {scored:,} tokens: a smoke test, not a result.": run.is_smoke_test,
+        few: scored < FEW_TOKENS and not run.is_smoke_test,
+        f"Results of {', '.join(broken)} are not finite (NaN): nothing can be compared with them.": bool(broken),
+        FEW_DOCUMENTS: run.row.bootstrap_unit.startswith("parts"),
+        UNKNOWN_NOTE.format(100 * unknown): unknown > MANY_UNKNOWN,
+    }
+    return applicable(warnings) + run.duplicates
+
+
+def mark_edge(name: str, rows: Iterable[Row]) -> str:
     """Return a name, marked if one of its dev rows was tuned to the edge of a grid."""
-    return f"{name} {EDGE}" if any(row.get("at_grid_edge") for row in rows) else name
+    return f"{name} {EDGE}" if any(row.at_grid_edge for row in rows) else name
 
 
 SYMBOLS = {  # the papers' symbols of tuned settings
@@ -121,96 +154,145 @@ SYMBOLS = {  # the papers' symbols of tuned settings
 }
 
 
-def edge_settings(rows: Iterable[dict[str, Any]]) -> str:
-    """Return the symbols of the settings of dev rows that were tuned to the edge of their grid."""
-    return ", ".join(dict.fromkeys(SYMBOLS[name] for row in rows for name in row.get("at_grid_edge", [])))
-
-
-def tuned_text(row: dict[str, Any], at_edge: list[str]) -> str:
-    """Return a row's tuned settings with the papers' symbols; those at the edge of their grid are marked."""
-    return ", ".join(f"{SYMBOLS[name]} {value:g}{EDGE * (name in at_edge)}" for name, value in row["tuned"].items())
-
-
-def run_table(results: dict[str, Any]) -> tuple[list[str], TableRows]:
-    """Return header and lines of a run's table: each row on test and dev, with dev's tokens where rows have other ones."""
-    pairs = list(zip(results["metrics"]["valid"], results["metrics"]["test"], strict=True))
-    translated, differ = "bleu" in pairs[0][1], len({valid["tokens"] for valid, _ in pairs}) > 1  # by mixture.tokens
-    timed = any(processor_text(test) for _, test in pairs)
-    header = [
-        "memories",
-        *(["test BLEU", "dev BLEU"] if translated else []),
-        f"test {metric_name(pairs[0][1])}",
-        f"dev {metric_name(pairs[0][0])}",
-        "tokens",
-        *(["dev tokens"] if differ else []),
-        "search",
-        *([PROCESSOR_TIME] if timed else []),
-        "tuned on dev",
-    ]
-    return header, [
-        [
-            test["memories"],
-            *([f"{test['bleu']:.2f}", f"{valid['bleu']:.2f}"] if translated else []),
-            decimals(metric_value(test)),
-            decimals(metric_value(valid)),
-            f"{test['tokens']:,}",
-            *([f"{valid['tokens']:,}"] if differ else []),
-            test["search"] or "",
-            *([processor_text(test)] if timed else []),
-            tuned_text(test, valid.get("at_grid_edge", [])),
-        ]
-        for valid, test in pairs
-    ]
-
-
-def analysis_text(results: dict[str, Any]) -> str:
-    """Return the tables of an analysis: loss by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13), loss by size
-    of the long memory (Figure 3).
-    """
-    metric = metric_name(results["metrics"]["test"][-1])
-    return "\n".join(f"On {split}:\n\n{split_tables(analysis, metric)}" for split, analysis in results["analysis"].items())
-
-
-def split_tables(analysis: dict[str, Any], metric: str) -> str:
-    """Return the analysis tables of one split."""
-    buckets, parts = analysis["buckets"], []
-    names = [cell["bucket"] for cell in next(iter(buckets.values()))]
-    tokens = ["tokens", *(f"{cell['tokens']:,}" for cell in next(iter(buckets.values())))]
-    lines = [[label, *(format_loss(cell["loss"], metric) for cell in cells)] for label, cells in buckets.items()]
-    parts.append(markdown([f"{metric} by frequency on dev", *names], [*lines, tokens]))
-    if analysis["retrieval"]:
-        shares = [f"{100 * share:.2f}" for share in analysis["retrieval"].values()]
-        parts.append(
-            markdown(["retrieval accuracy, %", *(f"top {k}" for k in analysis["retrieval"])], [["datastore", *shares]])
+def run_table(run: ScoredRun) -> Table:
+    """Return a run's table: each row on test and dev, with dev's tokens where rows have other ones (by mixture.tokens)."""
+    columns: list[dict[str, str]] = []
+    for dev, test in zip(run.metrics["valid"], run.metrics["test"], strict=True):
+        edges = {name: EDGE * (name in dev.at_grid_edge) for name in test.tuned}
+        columns.append(
+            {
+                "memories": test.memories,
+                "test BLEU": optional(test.bleu, ".2f"),
+                "dev BLEU": optional(dev.bleu, ".2f"),
+                f"test {test.metric_name}": decimals(test.value),
+                f"dev {dev.metric_name}": decimals(dev.value),
+                "tokens": f"{test.tokens:,}",
+                "dev tokens": f"{dev.tokens:,}",
+                "search": test.search or "",
+                PROCESSOR_TIME: processor_text(test.processor_ms_per_token),
+                "tuned on dev": ", ".join(
+                    f"{SYMBOLS.get(name, name)} {value:g}{edges[name]}" for name, value in test.tuned.items()
+                ),
+            }
         )
-    if analysis["by_memory_size"]:
-        curve = analysis["by_memory_size"]
-        losses = [format_loss(loss, metric) for loss in curve.values()]
-        parts.append(markdown(["contexts in long memory", *curve], [[metric, *losses]]))
-    return "\n".join(parts)
+    hidden = {title for title in ("test BLEU", "dev BLEU", PROCESSOR_TIME) if not any(line[title] for line in columns)}
+    hidden |= {"dev tokens"} if len({line["dev tokens"] for line in columns}) == 1 else set()
+    return table_of(columns, hidden)
 
 
-def replay_text(results: dict[str, Any]) -> str:
-    """Return the tables of a replay: the attention mass that each policy retains and its perplexity, by memory size."""
-    accuracy = "exact" if results["exact"] else "approximate: evictions in one layer would change the activations of later ones"
-    parts = []
-    for memory in results["memories"]:
-        for title, value in replay_metrics(results["unit"]).items():
-            sizes, names = (list(dict.fromkeys(row[key] for row in memory["rows"])) for key in ("size", "policy"))
-            cells = {(row["policy"], row["size"]): value(row) for row in memory["rows"]}
-            lines = [[name, *(f"{cells[name, size]:.2f}" for size in sizes)] for name in names]
-            parts.append(f"{memory['memory']}, {title} ({accuracy}):\n\n" + markdown(["entries", *map(str, sizes)], lines))
-    return "\n".join(parts)
+def table_of(lines: list[dict[str, str]], hidden: Iterable[str] = ()) -> Table:
+    """Return a table of lines with their cells by title, without some columns."""
+    header = [title for title in lines[0] if title not in hidden]
+    return Table(header, [[line[title] for title in header] for line in lines])
 
 
-def replay_metrics(metric: str | None) -> dict[str, Callable[[dict[str, Any]], float]]:
-    """Return what a replay measures, by title, as functions of a row; ``metric`` is None if it has no losses."""
-    metrics: dict[str, Callable[[dict[str, Any]], float]] = {"retained attention mass, %": lambda row: 100 * row["retained"]}
-    if metric:
-        metrics[f"test {metric}"] = lambda row: MEASURES[metric](row["loss"])
-    return metrics
+def optional(value: float | None, specification: str) -> str:
+    """Return a formatted number; an empty cell for None."""
+    return "" if value is None else format(value, specification)
 
 
 def format_loss(loss: float | None, metric: str) -> str:
     """Return a loss converted to a metric, with two decimals; an empty cell for None."""
     return "" if loss is None else decimals(MEASURES[metric](loss))
+
+
+def analysis_text(run: ScoredRun) -> str:
+    """Return the tables of an analysis: loss by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13), loss by size
+    of the long memory (Figure 3).
+    """
+    metric = run.row.metric_name
+    return "\n".join(f"On {split}:\n\n{split_tables(analysis, metric)}" for split, analysis in run.analysis.items())
+
+
+def split_tables(analysis: Analysis, metric: str) -> str:
+    """Return the analysis tables of one split."""
+    first = next(iter(analysis.buckets.values()))
+    lines = [[label, *(format_loss(cell.loss, metric) for cell in cells)] for label, cells in analysis.buckets.items()]
+    lines.append(["tokens", *(f"{cell.tokens:,}" for cell in first)])
+    tables = [markdown([f"{metric} by frequency on dev", *(cell.bucket for cell in first)], lines)]
+    if retrieval := analysis.retrieval:
+        shares = [f"{100 * share:.2f}" for share in retrieval.values()]
+        tables.append(markdown(["retrieval accuracy, %", *(f"top {k}" for k in retrieval)], [["datastore", *shares]]))
+    if curve := analysis.by_memory_size:
+        losses = [format_loss(loss, metric) for loss in curve.values()]
+        tables.append(markdown(["contexts in long memory", *curve], [[metric, *losses]]))
+    return "\n".join(tables)
+
+
+MEMORIES_NOTE = (
+    "Without a memory, the mixture is fitted again on dev with the others. Time is that of the memory alone; MB are its peak "
+    "size, and for a datastore its size on disk, including the index."
+)
+
+
+def memories_table(run: ScoredRun, subsets: Subsets) -> tuple[str, Table]:
+    """Return title and table of the memories of a fitted mixture: a line for the vocabulary and one for each memory."""
+    metric, weights = run.row.metric_name, subsets.weights
+    header = ["memory", f"test {metric} without it", "change with it, 95 % interval", "MB", "µs/token", "largest weight, %"]
+    encoding, largest = 1e6 * subsets.encode_seconds_per_token, {name: 100 * each.largest for name, each in weights.items()}
+    lines = [["vocabulary (the model)", "", "", "", f"{encoding:,.0f}", f"{largest[VOCABULARY]:.1f}"]]
+    for name, cost in subsets.costs.items():
+        without, added = memory_contribution([run], name)
+        costs = [f"{cost.bytes / 1e6:,.1f}", f"{1e6 * cost.seconds_per_token:,.1f}"]
+        lines.append([name, decimals(without), str(added), *costs, f"{largest[name]:.1f}"])
+    result = format_loss(subsets.subsets[-1].loss, metric)
+    return f"Contribution of each memory ({subsets.mixture} mixture of all: test {metric} {result})", Table(header, lines)
+
+
+def memory_contribution(runs: list[ScoredRun], memory: str) -> tuple[float, Difference]:
+    """Return test perplexity (or bits) without a memory, and the change with it; ``runs`` are one experiment's seeds."""
+    metric, losses, sides = runs[0].row.metric_name, [], []
+    for subsets in (run.subsets.subsets for run in runs if run.subsets):
+        full = subsets[-1]
+        if memory not in full.memories:
+            raise LookupError(f"{memory} is not among {', '.join(full.memories)}")
+        (without,) = (subset for subset in subsets if {*subset.memories} == {*full.memories} - {memory})
+        losses.append(without.loss)
+        sides.append([full.documents, without.documents])
+    return MEASURES[metric](mean(losses)), paired_bootstrap(np.array(sides), metric)
+
+
+class ReplayRow(Record):
+    """The attention mass that a policy retains at a size of the memory and, if tokens were scored, their loss in nats."""
+
+    policy: str
+    size: int
+    retained: float
+    loss: float = math.nan
+
+
+class ReplayedMemory(Record):
+    """The replays over one memory."""
+
+    memory: str
+    rows: list[ReplayRow]
+
+
+class Replay(Record):
+    """The content of replay.json; ``unit`` is the metric of losses, None if there are none."""
+
+    exact: bool
+    unit: str | None
+    memories: list[ReplayedMemory]
+
+    @property
+    def measures(self) -> dict[str, Callable[[ReplayRow], float]]:
+        """Return the measures by title, as functions of a row."""
+        found: dict[str, Callable[[ReplayRow], float]] = {"retained attention mass, %": lambda row: 100 * row.retained}
+        if unit := self.unit:
+            found[f"test {unit}"] = lambda row: MEASURES[unit](row.loss)
+        return found
+
+
+def replay_text(replay: Replay) -> str:
+    """Return the tables of a replay: the attention mass that each policy retains and its perplexity, by memory size."""
+    accuracy = "exact" if replay.exact else "approximate: evictions in one layer would change the activations of later ones"
+    tables = []
+    for memory in replay.memories:
+        sizes = [*dict.fromkeys(row.size for row in memory.rows)]
+        for title, value in replay.measures.items():
+            cells = {(row.policy, row.size): f"{value(row):.2f}" for row in memory.rows}
+            policies = dict.fromkeys(row.policy for row in memory.rows)
+            lines = [[policy, *(cells[policy, size] for size in sizes)] for policy in policies]
+            tables.append(f"{memory.memory}, {title} ({accuracy}):\n\n" + markdown(["entries", *map(str, sizes)], lines))
+    return "\n".join(tables)

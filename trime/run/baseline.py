@@ -7,12 +7,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from trime.config.messages import message_of
 from trime.errors import UserError
 from trime.pipeline.compose import compose_config
 
 OWN = ("experiment", "name", "table", "report.baseline")  # settings of the run that the baseline does not share
-OWN_SECTIONS = ("memory", "neighbours", "trained_with", "tested_with", "long", "evaluate.rows", "evaluate.memories")
+OWN_SECTIONS = ("memory", "neighbours", "evaluate.rows", "evaluate.memories")
 
 
 def baseline_overrides(config: DictConfig) -> list[str]:
@@ -24,15 +23,16 @@ def baseline_overrides(config: DictConfig) -> list[str]:
     if name == config.name:
         return []
     words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    overrides = [f"experiment={name}", *(word for word in words if not is_own(word.lstrip("+~").partition("=")[0]))]
+    overrides = [f"experiment={name}", *(word for word in words if not is_own(word.lstrip("+~").partition("=")[0], config))]
     try:
         compose_config(*overrides)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"report.baseline={name} does not fit this command ({message_of(error)})") from error
+        raise UserError(f"report.baseline={name} does not fit this command ({' '.join(str(error).split())})") from error
     return overrides
 
 
-def is_own(key: str) -> bool:
-    """Return True for a setting that the baseline does not take over."""
+def is_own(key: str, config: DictConfig) -> bool:
+    """Return True for a setting that the baseline does not take over; a section named as a memory at test is that memory's."""
     key = key.partition("@")[0]
-    return key in OWN or any(key == section or key.startswith(f"{section}.") for section in OWN_SECTIONS)
+    sections = (*OWN_SECTIONS, *config.test_memories)
+    return key in OWN or any(key == section or key.startswith(f"{section}.") for section in sections)

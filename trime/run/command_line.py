@@ -1,7 +1,8 @@
-"""The command line of cli.py and of the command ``trime``; ``--help`` lists groups, stages and common overrides."""
+"""The command line: Hydra's, with every mistake of a user as one line."""
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import re
@@ -10,36 +11,31 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences a harmless warning of the gradient reducer
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+import trime.config.register  # noqa: F401  what conf/config.yaml refers to
 from trime.choices import THREADS
+from trime.config.check import validate
 from trime.config.folder import CONF, PROGRAM
-from trime.config.help import groups, help_text
-from trime.config.messages import message_of
-from trime.config.schema import Trainer
-from trime.config.wording import no_choice
-from trime.config.words import SWEEPS, check_words, settings_among
+from trime.config.help import groups, schema_entries
 from trime.errors import UserError, install_command
 from trime.run.forecast import count_runs, forecast
 from trime.run.job_results import JobResult, in_worker_process, read_job_results, write_job_result
 
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
-HYDRA_FLAGS = re.compile(
-    "--(hydra-help|version|cfg|resolve|package|run|multirun|shell-completion|config-(path|name|dir)|info|experimental-rerun)(=|$)"
-)
 LOST_JOBS = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")  # of joblib and submitit
 
 
@@ -66,10 +62,12 @@ def run_jobs() -> list[JobResult]:
 
     @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
     def job(config: DictConfig) -> float | None:
-        started = time.perf_counter()
+        started, runs = time.perf_counter(), 0 if in_worker_process() else runs_of_sweep()
+        if runs > 1 and not seconds:
+            print(f"{runs} runs; those that share a model train it once, and each says how long the rest will take", flush=True)
         loss, result = run_job(config)
         seconds.append(time.perf_counter() - started if result.made else None)
-        if (runs := runs_of_sweep()) > 1 and not in_worker_process():
+        if runs > 1:
             print(forecast(seconds, runs), flush=True)
         if in_worker_process():
             write_job_result(result)
@@ -140,14 +138,14 @@ def format_error(error: BaseException) -> str:
             remedy = "if it is to be written, choose another folder with paths.outputs, paths.data or report.keep"
             return f"{cause.strerror}: {cause.filename}: {remedy}"
     if is_sweep_error(error):
-        return f"{one_line(error)}: see hydra.sweeper and hydra.launcher"
+        return f"{one_line(error)}{advice(sys.argv[1:]) or ': see hydra.sweeper and hydra.launcher'}"
     raise error
 
 
 def is_sweep_error(error: BaseException) -> bool:
-    """Return True if a sweeper or a launcher raised the error itself, not a job."""
+    """Return True if Hydra, a sweeper or a launcher raised the error itself, not a job."""
     source = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    from_plugin = not {"hydra_plugins", "optuna", "joblib", "submitit"}.isdisjoint(source.parts)
+    from_plugin = not {"hydra", "hydra_plugins", "optuna", "joblib", "submitit"}.isdisjoint(source.parts)
     return from_plugin and isinstance(error, ValueError | NotImplementedError | AssertionError)
 
 
@@ -164,40 +162,10 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def without_dashes(words: list[str]) -> list[str]:
-    """Return a command's words with ``--experiment trime`` and ``--experiment=trime`` as ``experiment=trime``."""
-    result: list[str] = []
-    awaits_value = False
-    for word in words:
-        is_setting = word.startswith("--") and not HYDRA_FLAGS.match(word)
-        if awaits_value and not word.startswith("-"):
-            result[-1] += f"={word}"
-        else:
-            result.append(word.removeprefix("--") if is_setting else word)
-        awaits_value = is_setting and "=" not in word
-    return result
-
-
-def with_trainer_arguments(words: list[str]) -> list[str]:
-    """Return a command's words with ``trainer.max_time=…`` as ``++trainer.max_time=…``: arguments of Lightning may be added."""
-    listed = {field.name for field in fields(Trainer)}
-    names = [re.match(r"trainer\.(\w+)=", word) for word in words]
-    return [f"++{word}" if name and name[1] not in listed else word for word, name in zip(words, names, strict=True)]
-
-
 def limit_threads(words: list[str]) -> None:
     """Tell the libraries of ``threads=N`` before they are imported: their pools are made then."""
     counts = [word.partition("=")[2] for word in words if re.fullmatch(r"threads=[1-9]\d*", word)]
     os.environ.update({name: counts[-1] for name in THREADS if counts})
-
-
-def check_groups(words: list[str]) -> None:
-    """Raise UserError at a group that is set to no name of a choice, as in ``logger=null``; Hydra only knows its type."""
-    for word in words:
-        name, _, choice = word.partition("=")
-        group = name.partition("@")[0]
-        if (CONF / group).is_dir() and re.fullmatch(r"null|true|false|-?[\d.]+", choice, re.IGNORECASE):
-            raise UserError(no_choice(name, choice, [*groups(CONF).get(group, ())]))
 
 
 def is_read(stream: TextIO) -> bool:
@@ -209,11 +177,9 @@ def is_read(stream: TextIO) -> bool:
     return True
 
 
-def sweep_size(words: list[str]) -> int:
-    """Return how many runs the choices on a command line make; 0 if it is a search or no sweep, or cannot be read."""
-    if not SWEEPS & {*words} or any(word.startswith(("sweep=", "hydra/sweeper")) for word in words):
-        return 0
-    return count_runs(settings_among(words))
+def settings_among(words: list[str]) -> list[str]:
+    """Return the words of a command line that set something, without flags."""
+    return [word for word in words if "=" in word and not word.startswith("-")]
 
 
 def runs_of_sweep() -> int:
@@ -240,6 +206,7 @@ def look_after(words: list[str]) -> int:
 
     config = compose_config(*words)
     try:
+        validate(config)
         look_after_runs(config)
     except Exception as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
@@ -247,31 +214,58 @@ def look_after(words: list[str]) -> int:
     return 0
 
 
+def message_of(error: BaseException, words: list[str]) -> str:
+    """Return one line for a command that Hydra refuses, with a similar name where one of its words has none that exists."""
+    near = advice(words)
+    if isinstance(error, MissingConfigException):
+        return f"there is no {error.missing_cfg_file}{near}"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override} cannot be read: {one_line(error)}{near}"
+    return f"{str(error).splitlines()[0].rstrip('.')}{near}" if near else one_line(error)
+
+
+def advice(words: list[str]) -> str:
+    """Return what may be meant by the first word that names something unknown, to follow a message; empty if nothing is."""
+    chosen = groups()
+    known = [*schema_entries(), *chosen, *settings_of_choices()]
+    for word in words:
+        key, equals, value = word.lstrip("+~").partition("=")
+        group = key.partition("@")[0]
+        if not equals and not word.startswith(("-", "~")):
+            near = [f"experiment={name}" for name in difflib.get_close_matches(word, chosen["experiment"], 1)]
+            return f": settings are written KEY=VALUE, as {(*near, 'experiment=trime')[0]}"
+        if group in chosen:
+            folder, _, name = f"{group}/{value}".rpartition("/")
+            choices = chosen.get(folder, {})
+            near = [f"{folder}/{each}".removeprefix(f"{group}/") for each in difflib.get_close_matches(name, choices, 1)]
+            if name not in choices and not re.search(r"[,(]", value):  # else it may be a sweep
+                return f": is it {key}={near[0]}?" if near else f": {word}: choose from {', '.join(choices)}"
+        elif key not in known and equals and not key.startswith(("-", "hydra")):
+            near = difflib.get_close_matches(key, known, 1, cutoff=0.75)
+            return f": is it {near[0]}?" if near else ""
+    return ""
+
+
+def settings_of_choices() -> Iterator[str]:
+    """Yield the keys that the files of groups set, as model.width and model.backbone.layers."""
+    for group, files in groups().items():
+        for text in (file.read_text(encoding="utf-8") for file in files.values()):
+            package = re.match(r"# @package (\S+)", text)
+            place = package[1] if package else group
+            if place != "_global_":
+                yield from keys_of(yaml.safe_load(text), f"{place}.")
+
+
+def keys_of(content: Any, place: str) -> Iterator[str]:
+    """Yield the dotted keys of plain data, below ``place``, at any depth."""
+    for name, value in content.items() if isinstance(content, dict) else ():
+        yield f"{place}{name}"
+        yield from keys_of(value, f"{place}{name}.")
+
+
 def main() -> int:
-    """Run the command line; return the exit status, 1 if a run failed. Without words it prints the help."""
-    if not sys.argv[1:] or {"--help", "-h"} & {*sys.argv[1:]}:
-        topics = [word for word in sys.argv[1:] if not word.startswith("-")]
-        try:
-            print(help_text(CONF, topics[0] if topics else None), flush=True)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        except BrokenPipeError:  # as of `--help | head`
-            pass
-        return 0
-    sys.argv[1:] = with_trainer_arguments(without_dashes(sys.argv[1:]))
+    """Run the command line; return the exit status, 1 if a run failed."""
     limit_threads(sys.argv[1:])
-    try:
-        check_words(sys.argv[1:], groups(CONF))
-        check_groups(sys.argv[1:])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if (runs := sweep_size(sys.argv[1:])) > 1:
-        print(
-            f"{runs} runs, of which those that share a model train it once; each says how long the rest will take",
-            flush=True,
-        )
     try:
         if is_about_runs(sys.argv[1:]):
             return look_after(sys.argv[1:])
@@ -280,7 +274,7 @@ def main() -> int:
         plugins = ("hydra/sweeper/optuna", "hydra/launcher/joblib", "hydra/launcher/submitit")
         not_installed = any(name in str(error) for name in plugins)
         remedy = install_command("sweep") if not_installed else f"{' '.join(PROGRAM)} --help lists groups and keys"
-        print(f"error: {message_of(error)} ({remedy})", file=sys.stderr)
+        print(f"error: {message_of(error, sys.argv[1:])} ({remedy})", file=sys.stderr)
         return 1
     except BrokenPipeError:
         if is_read(sys.stdout):

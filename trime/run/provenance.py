@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -18,15 +19,16 @@ from omegaconf import DictConfig
 
 from trime.config.folder import CHECKOUT, IS_CHECKOUT, PROGRAM
 from trime.pipeline.config_hash import config_hash
+from trime.report.run_result import effective
 
 PACKAGES = (
     *("trime", "torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb"),
 )
-PROVENANCE = ("name", "created", "commit", "versions", "hardware", "command")  # keys of what made a result
+PROVENANCE = ("name", "created", "commit", "versions", "hardware", "command", "overrides")  # fields of what made a result
 
 
 def provenance(config: DictConfig) -> dict[str, Any]:
-    """Return what a result was made from: run, time, commit, configuration hash, package versions, hardware and command."""
+    """Return the fields of RunResult that every run records."""
     return {
         "name": config.name,
         "seed": config.seed,
@@ -36,6 +38,7 @@ def provenance(config: DictConfig) -> dict[str, Any]:
         "versions": versions(),
         "hardware": hardware(),
         "command": command(),
+        "overrides": effective(HydraConfig.get().overrides.task if HydraConfig.initialized() else []),
     }
 
 
@@ -63,33 +66,22 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """Return the names of the host, the CPU and the GPU, and the numbers of cores and of threads."""
-    cpus = [line.split(":")[1].strip() for line in cpuinfo() if line.startswith("model name")]
+    cpu = platform.processor()
+    with suppress(OSError):  # only Linux has this file
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "host": platform.node(),
-        "cpu": cpus[0] if cpus else platform.processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-    }
-
-
-def cpuinfo() -> list[str]:
-    """Return the lines of /proc/cpuinfo; none on systems without it."""
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
+    return {"host": platform.node(), "cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu}
 
 
 def commit() -> str | None:
     """Return the commit of the code, marked ``+changes`` if files were modified; None if it does not run from a checkout."""
     if not IS_CHECKOUT:
         return None
-    root = CHECKOUT
+    git = ["git", "-C", str(CHECKOUT)]
     try:
-        head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        status = subprocess.run(["git", "-C", str(root), "status", "--porcelain", "-uno"], capture_output=True, text=True)
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        status = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")

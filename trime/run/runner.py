@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 
 from trime.bundle.export import export
-from trime.config.check import check_sections
+from trime.config.check import validate
 from trime.config.schema import STAGES
 from trime.errors import UserError
 from trime.inspection.audit import audit
@@ -78,6 +78,7 @@ def report_sweep(config: DictConfig, folders: list[Path], command: str) -> None:
 
 def run(config: DictConfig) -> RunOutcome:
     """Run the configured stages, or with ``report.runs`` report finished runs; return the loss and the reported folders."""
+    validate(config)
     stages, outcome = requested_stages(config), RunOutcome()
     stages_of_run = [stage for stage in stages if stage not in HOUSEKEEPING]
     if config.report.runs:
@@ -101,8 +102,6 @@ def requested_stages(config: DictConfig) -> list[str]:
 
     A trial of a search does not score test: it neither evaluates nor reports.
     """
-    if not isinstance(config.stages, ListConfig):
-        raise UserError(f"stages={config.stages}: it must be a list, as in stages=[fit,report]")
     known = (*STAGES, *OPTIONAL_STAGES)
     unknown = [stage for stage in config.stages if stage not in known]
     if unknown:
@@ -113,13 +112,10 @@ def requested_stages(config: DictConfig) -> list[str]:
 
 def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
     """Report the runs that ``report.runs`` matches; UserError if other stages than ``report`` are asked for as well."""
-    check_sections(plain(config), "report", "frontier", "name")
     if stages not in (["report"], STAGES):
         raise UserError(f"stages=[{','.join(stages)}]: report.runs reports finished runs only; set stages=[report]")
     patterns = plain(config.report.runs)
     patterns = patterns if isinstance(patterns, list) else [patterns]
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise UserError(f"report.runs={config.report.runs}: it must be a pattern of run folders, or a list of them")
     check_report(config)
     runs = find_runs(patterns)
     if not runs:
@@ -201,7 +197,7 @@ def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
         case "report":
             report = report_run(plan)
             log_once(lambda: plan.loggers, plain(plan.config.logger), plan.run_folder, *report)
-            return RunOutcome(report.results["metrics"]["valid"][-1]["loss"], (*outcome.folders, plan.run_folder))
+            return RunOutcome(report.results.dev.loss, (*outcome.folders, plan.run_folder))
         case "prepare":
             make_artefacts(plan, stage)
             for note in plan.duplicates:

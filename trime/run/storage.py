@@ -2,111 +2,74 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatch
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.config.check import check_sections
 from trime.errors import UserError
-from trime.io import PARTIAL, is_locked, lock_of, megabytes, plain, size_of, write_atomically
-from trime.report.answers import counted
-from trime.report.groups import is_fitted
+from trime.io import PARTIAL, is_locked, lock_of, megabytes, size_of, write_atomically
 from trime.report.results import read_run
-from trime.report.tables import TableRows, markdown, metric_name, metric_value
-from trime.report.texts import evaluated_text, is_smoke_test
+from trime.report.run_result import AnsweringRun, RunResult, ScoredRun
+from trime.report.tables import TableRows, markdown
 
 NEEDS = "needs.txt"  # in the folder of a run without results: the artefacts that it needs
 
 
-@dataclass(eq=False)
-class StoredRun:
-    """A finished run: the folder with its results.json, and what that holds."""
+Runs = dict[Path, RunResult]  # by folder
 
-    folder: Path
-    results: dict[str, Any]
-
-    @cached_property
-    def size(self) -> int:
-        """The bytes of its own files, without its artefacts."""
-        return size_of(self.folder)
-
-    @property
-    def is_named(self) -> bool:
-        """Return True if its command gave it a name."""
-        return any(word.startswith("name=") for word in shlex.split(self.results.get("command") or ""))
-
-    @property
-    def score(self) -> tuple[str, float]:
-        """Return the measure of its main result on test, and the result."""
-        if "questions" in self.results:
-            measure, share = counted(self.results)
-            return f"{measure}, %", 100 * share
-        row = self.results["metrics"]["test"][-1]
-        return ("BLEU", row["bleu"]) if "bleu" in row else (metric_name(row), metric_value(row))
-
-    @property
-    def marks(self) -> list[str]:
-        """Return what keeps its result from being compared with others at a glance: a fitted mixture, too few tokens."""
-        if "questions" in self.results:
-            return []
-        fitted = ["fitted mixture"] * is_fitted(self.results)
-        return [*fitted, *["smoke test"] * is_smoke_test(self.results)]
-
-    @property
-    def text(self) -> str:
-        """Return the title of the text that it was evaluated on."""
-        return "questions" if "questions" in self.results else evaluated_text(self.results).title
-
-
-ORDERS: dict[str, Callable[[StoredRun], Any]] = {
-    "date": lambda run: str(run.results.get("created", "")),
-    "name": lambda run: (run.results["name"], run.results["seed"]),
-    "score": lambda run: run.score,
-    "size": lambda run: run.size,
+ORDERS: dict[str, Callable[[Path, RunResult], Any]] = {
+    "date": lambda folder, run: run.created or "",
+    "name": lambda folder, run: (run.name, run.seed),
+    "score": lambda folder, run: score_of(run),
+    "size": lambda folder, run: size_of(folder),
 }
 
 
-def stored_runs(config: DictConfig) -> list[StoredRun]:
+def score_of(run: RunResult) -> tuple[str, float]:
+    """Return the measure of the main result on test, and the result."""
+    if isinstance(run, AnsweringRun):
+        return f"{run.measure.replace('_', ' ')}, %", 100 * run.share
+    assert isinstance(run, ScoredRun)
+    return (run.row.metric_name, run.row.value) if run.row.bleu is None else ("BLEU", run.row.bleu)
+
+
+def stored_runs(config: DictConfig) -> Runs:
     """Return all finished runs in ``paths.outputs``."""
-    files = sorted(runs_folder(config).glob("*/*/results.json"))
-    return [StoredRun(file.parent, read_run(file)) for file in files]
+    return {file.parent: read_run(file) for file in sorted(runs_folder(config).glob("*/*/results.json"))}
 
 
-def matches(run: StoredRun, config: DictConfig) -> bool:
-    """Return True if the name of a run matches ``storage.match``."""
-    return fnmatch(run.results["name"], config.storage.match)
+def needs_of(folder: Path, run: RunResult) -> set[str]:
+    """Return the names of the artefacts that a run was made from; UserError if it does not say."""
+    if run.made_from is None:
+        raise UserError(f"{folder} is of an earlier version and does not say what it was made from: run its command again")
+    return {*run.made_from}
 
 
 def list_runs(config: DictConfig) -> None:
     """Print a table of the finished runs that match: name, date, text, result, size and command."""
-    check_sections(plain(config), "storage")
-    runs = sorted((run for run in stored_runs(config) if matches(run, config)), key=ORDERS[config.storage.sort])
+    runs = [(folder, run) for folder, run in stored_runs(config).items() if fnmatch(run.name, config.storage.match)]
+    lines = []
+    for folder, run in sorted(runs, key=lambda item: ORDERS[config.storage.sort](*item)):
+        metric, value = score_of(run)
+        result = f"{metric} {value:.2f}"
+        if isinstance(run, ScoredRun):  # marks of results that cannot be compared with others at a glance
+            result += ", fitted mixture" * run.is_fitted + ", smoke test" * run.is_smoke_test
+        created = (run.created or "")[:16].replace("T", " ")
+        about = [run.name, str(run.seed), created, run.title, result, megabytes(size_of(folder))]
+        lines.append([*about, run.command or ""])
     header = ["run", "seed", "created", "text", "result on test", "MB", "command"]
-    print(f"\n{markdown(header, [run_line(run) for run in runs])}\n{len(runs)} runs in {config.paths.outputs}/runs")
-
-
-def run_line(run: StoredRun) -> list[str]:
-    """Return a run's line of the list."""
-    (metric, value), results = run.score, run.results
-    created = str(results.get("created", ""))[:16].replace("T", " ")
-    result = ", ".join([f"{metric} {value:.2f}", *run.marks])
-    cells = [results["name"], str(results["seed"]), created, run.text, result, megabytes(run.size)]
-    return [*cells, results.get("command") or ""]
+    print(f"\n{markdown(header, lines)}\n{len(runs)} runs in {config.paths.outputs}/runs")
 
 
 def show_disk(config: DictConfig) -> None:
     """Print what takes how much space: artefacts by kind with the number of runs that need them, runs, and reports."""
-    check_sections(plain(config), "storage")
-    needed = [needs_of(run) for run in stored_runs(config)]
+    needed = [needs_of(folder, run) for folder, run in stored_runs(config).items()]
     kinds: dict[str, list[Path]] = {}
     for folder in artefact_folders(config):
         kind = "unfinished" if folder.name.endswith(PARTIAL) else folder.name.rpartition("-")[0]
@@ -116,7 +79,7 @@ def show_disk(config: DictConfig) -> None:
     for kind in sorted(kinds, key=sizes.__getitem__, reverse=True):
         used = sum(any(folder.name in names for names in needed) for folder in kinds[kind])
         lines.append([kind, str(len(kinds[kind])), str(used), megabytes(sizes[kind])])
-    outputs = Path(config.paths.outputs).expanduser()
+    outputs = runs_folder(config).parent
     lines += [[name, "", "", megabytes(size_of(outputs / name))] for name in ("runs", "reports", "sweeps")]
     print(f"\n{markdown(['what', 'folders', 'needed by a run', 'MB'], lines)}")
     print("stages=[prune] tells which artefacts no run needs; storage.delete=true deletes them.")
@@ -130,20 +93,19 @@ def prune(config: DictConfig) -> None:
     what another process is building; so does what lies in ``paths.data``, for other outputs may use it, unless
     ``storage.data`` is set. Raises UserError if a kept run does not say what it was made from.
     """
-    check_sections(plain(config), "storage")
     runs = stored_runs(config)
-    if config.storage.run:
-        given_up = run_folders(config, config.storage.run)
-    else:
-        given_up = [run.folder for run in runs if config.storage.keep == "named" and matches(run, config) and not run.is_named]
-    kept = [run for run in runs if run.folder not in given_up]
+    given_up = run_folders(config, config.storage.run) if config.storage.run else []
+    if config.storage.keep == "named" and not config.storage.run:
+        unnamed = {folder: run for folder, run in runs.items() if not any(word.startswith("name=") for word in run.settings)}
+        given_up = [folder for folder, run in unnamed.items() if fnmatch(run.name, config.storage.match)]
+    kept = [(folder, run) for folder, run in runs.items() if folder not in given_up]
     files = sorted(runs_folder(config).glob(f"*/*/{NEEDS}"))
     unfinished = {file.parent: noted_needs(file.parent) for file in files if file.parent not in given_up}
-    needed = {name for run in kept for name in needs_of(run)}.union(*unfinished.values())
+    needed = {name for folder, run in kept for name in needs_of(folder, run)}.union(*unfinished.values())
     folders = artefact_folders(config, config.storage.data)
     unused = [folder for folder in folders if folder.name.removesuffix(PARTIAL) not in needed and not is_in_use(folder)]
     if config.storage.run:
-        theirs = {name for run in runs if run.folder in given_up for name in run.results.get("made_from", [])}
+        theirs = {name for folder in given_up if folder in runs for name in (runs[folder].made_from or [])}
         theirs = theirs.union(*(noted_needs(folder) for folder in given_up))
         unused = [folder for folder in unused if folder.name.removesuffix(PARTIAL) in theirs]
     unused += given_up
@@ -174,13 +136,6 @@ def run_folders(config: DictConfig, name: str) -> list[Path]:
     return found
 
 
-def needs_of(run: StoredRun) -> set[str]:
-    """Return the names of the artefacts that a run was made from; UserError if it does not say."""
-    if "made_from" not in run.results:
-        raise UserError(f"{run.folder} is of an earlier version and does not say what it was made from: run its command again")
-    return set(run.results["made_from"])
-
-
 def note_needs(folder: Path, names: list[str]) -> None:
     """Write into a run's folder which artefacts it needs, so that they stay while it has no results."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -202,7 +157,7 @@ def runs_folder(config: DictConfig) -> Path:
 def artefact_folders(config: DictConfig, data: bool = True) -> list[Path]:
     """Return the folders of artefacts, finished or not; with ``data`` also those of the text alone, in ``paths.data``."""
     of_text = [Path(config.paths.data).expanduser() / name for name in ("prepared", "packed") if data]
-    places = (*of_text, Path(config.paths.outputs).expanduser() / "artefacts")
+    places = (*of_text, runs_folder(config).with_name("artefacts"))
     return [path for place in places for path in sorted(place.glob("[!.]*")) if path.is_dir()]
 
 

@@ -34,11 +34,10 @@ from trime.memory.retrieval.sharded import (
     train_shared,
 )
 from trime.metrics import ResourceUsage
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
-from trime.pipeline.rows import memories_of
 from trime.progress import Progress
 from trime.stages.prepare import PreparedText
 from trime.types import Float, Tensor
@@ -67,7 +66,7 @@ class AssignedCells(Parts):
         advance(self.sizes[number])
 
 
-class BuildIndex(ArtefactInParts):
+class BuildIndex(ConfiguredArtefact, ArtefactInParts):
     """A FAISS index file, or keys sorted by cells; a description only where search is exact by brute force."""
 
     kind, depends_on = "datastore", ("index.factory", "index.metric")
@@ -200,10 +199,8 @@ def check_faiss(factory: str) -> None:
 
 
 def check_index_factory(config: DictConfig) -> None:
-    """Raise UserError if ``index.factory`` names no index for keys of the model's width, however many, or FAISS is missing."""
+    """Raise UserError if ``index.factory`` names no index for keys of the model's width, however many."""
     factory, width = config.index.factory, config.model.get("width")
-    if factory not in (None, AUTO) and uses_external(config) and "datastore" in config.stages:  # with auto, its size decides
-        check_faiss(factory)
     if factory not in (None, AUTO) and isinstance(width, int):  # a pretrained model's width is known when it is read
         check_factory(str(complete_factory(factory, MANY_ENTRIES, width)), MANY_ENTRIES, width, config.index.metric)
 
@@ -229,10 +226,11 @@ def sample_keys(keys: Keys, count: int) -> Float[Tensor, "n d"]:
     return keys.take(torch.arange(0, len(keys), max(1, len(keys) // count))[:count, None]).squeeze(1)
 
 
-class ExternalStore(Artefact):
+class ExternalStore(ConfiguredArtefact):
     """A datastore that another run encoded with the same model."""
 
     kind, unhashed = "encode", ("datastore.path",)
+    stage = "none of this run"
     summary_file = "encode.json"
 
     def __init__(self, config: DictConfig, model: Artefact):
@@ -299,8 +297,3 @@ def duplicates_in_store(text: PreparedText, split: str, store: ExternalStore) ->
         if found := find_duplicates(tokens, store.documents(), longest):
             where = f"datastore.path={store.folder}"
             yield describe_duplicates(found, documents.lengths, split, where, corpus.names(split))
-
-
-def uses_external(config: DictConfig) -> bool:
-    """Return whether a row uses the external memory."""
-    return "external" in memories_of(config)

@@ -28,7 +28,7 @@ from trime.memory.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys, stored_numbers
 from trime.metrics import ResourceUsage, Usage
 from trime.models.network import Reader
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
 from trime.pipeline.model_io import CARRIED, NETWORK, POSITIONS, check_positions, open_network, reading_settings
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
@@ -38,7 +38,7 @@ from trime.progress import Progress
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
 from trime.tasks.language_model import contexts_and_mass
-from trime.types import Batch, Contexts, Mass, Tensor, TokenPosition, contexts_of, is_token
+from trime.types import Batch, Contexts, LogMass, Tensor, TokenPosition, contexts_of, is_token
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ BATCH_TOKENS = {"cpu": 2**13, "cuda": 98_304}  # tokens per batch, unless evalua
 FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from so many tokens on, by so many batches
 
 
-class Encode(ArtefactInParts):
+class Encode(ConfiguredArtefact, ArtefactInParts):
     """A portion of a corpus encoded by the model, window by window."""
 
     kind, format = "encode", 3
@@ -302,5 +302,5 @@ def read_windows(folder: Path, device: torch.device, low: int = 0, high: int | N
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
         for begin, end in pairwise(edges):
             context = int((~scored[begin:end]).sum())
-            mass = Mass(*(part[begin + context : end] for part in (target, total, *gate)))
+            mass = LogMass(*(part[begin + context : end] for part in (target, total, *gate)))
             yield Window(contexts.take(slice(begin, end)), context, mass)

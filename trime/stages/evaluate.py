@@ -19,9 +19,8 @@ from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.io import plain, write_json, write_tensors
 from trime.memory.base import Memory
-from trime.memory.external import ExternalMemory
 from trime.metrics import ResourceUsage, Usage, processor_ms
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
 from trime.pipeline.model_io import memory_settings
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
@@ -31,7 +30,7 @@ from trime.stages.scoring import SCORING, build_scorer, text_parts, windows_of
 from trime.stages.tune import TunedRows
 
 
-class TestResults(Artefact):
+class TestResults(ConfiguredArtefact):
     """The results of every row on the test split: ``rows.json``."""
 
     def rows(self) -> list[dict[str, Any]]:
@@ -79,20 +78,17 @@ class Evaluate(TestResults, ArtefactInParts):
         result = summarize_row(row, sums)
         if row.memories:  # the share of P(target) that comes from memories
             result["memory_share"] = shares.buckets(dev_frequency(corpus))
+        at_test, inside = result["tuned"].get("memory_size"), plain(self.config.model.get("memory_size"))
+        size = at_test or inside  # of the row's memory that is tuned, or else of the memory inside the model
         return result | {
             **search,
-            **self.memory_limits(result["tuned"].get("memory_size")),
+            "memory_size": size,
+            "eviction": policy_name(plain(self.config.eviction)) if size else None,
+            **({"model_memory_size": inside} if at_test and inside else {}),
             "tokens_per_second": round(result["tokens"] / max(usage.seconds, 1e-9), 1),
             **processor_ms(usage.processor_seconds, result["tokens"]),
             "peak_memory_mb": usage.peak_memory_mb,
         }
-
-    def memory_limits(self, long: int | None) -> dict[str, Any]:
-        """Return size and eviction policy of the long memory, or else of the memory inside the model."""
-        inside = plain(self.config.model.get("memory_size"))
-        second = {"model_memory_size": inside} if long and inside else {}
-        size = long or inside
-        return {"memory_size": size, "eviction": policy_name(plain(self.config.eviction)) if size else None} | second
 
 
 class EvaluateParts(Parts):
@@ -101,7 +97,7 @@ class EvaluateParts(Parts):
     def __init__(self, evaluate: Evaluate, folder: Path):
         self.evaluate, self.folder = evaluate, folder
         self.rows, memories = evaluate.tune.rows(), evaluate.tune.memories
-        carried = [max(row.carries, memories.carried(row.memories)) for row in self.rows]
+        carried = [max(row.state_scope, memories.state_scope(row.memories)) for row in self.rows]
         cuts = {each: text_parts(evaluate.encoded, each) for each in {*carried}}
         self.parts = [(row, part) for row, each in enumerate(carried) for part in cuts[each]]
         self.sizes = [part.tokens for _, part in self.parts]
@@ -128,7 +124,7 @@ class EvaluateParts(Parts):
         index, part = self.parts[number]
         row, scorer = self.rows[index], self.scorer(index)  # before the clock starts: it may open an index
         meter, sums, score_window, tokens, shares = ResourceUsage(), LossSums(), row.window_scorer(), [], []
-        for window, (masses,) in scorer.masses(windows_of(self.evaluate.encoded, part)):
+        for window, (masses,) in scorer.query(windows_of(self.evaluate.encoded, part)):
             score = score_window(window, masses)
             sums.add(window, score)
             if row.memories:
@@ -143,10 +139,10 @@ class EvaluateParts(Parts):
 
 
 def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:
-    """Return how the external memory is searched, and for how many entries."""
-    external = memories.get("external")
-    nearest = external.nearest if isinstance(external, ExternalMemory) else None
-    return {"search": nearest.kind if nearest else None, "k": nearest.k if nearest else None}
+    """Return how datastores are searched, and for how many entries: one value where all agree, else one for each in words."""
+    searched = [memory.nearest for memory in memories.values() if memory.nearest]
+    kinds, ks = [[*dict.fromkeys(values)] for values in ([nearest.kind for nearest in searched], [n.k for n in searched])]
+    return {"search": " and ".join(map(str, kinds)) or None, "k": ks[0] if len(ks) == 1 else " and ".join(map(str, ks)) or None}
 
 
 def policy_name(policy: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from trime.errors import UserError
 from trime.io import partial_of, write_json
 from trime.metrics import ResourceUsage, processor_ms
 from trime.models.network import Network, save_network
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.config_hash import VALIDATION
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.model_io import WINDOWS, check_positions, save_transformers, weight_settings
@@ -54,7 +54,7 @@ class Services(NamedTuple):
     launch: Callable[[Path], None]
 
 
-class Fit(Artefact):
+class Fit(ConfiguredArtefact):
     """The trained model: ``model.safetensors``, ``model.json``, ``train.json``, ``metrics.csv``."""
 
     kind, format = "fit", 2
@@ -142,7 +142,7 @@ class Fit(Artefact):
 
     def run_updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int, int]:
         """Train, resuming where a killed training stopped; return the network, the updates made and that of its weights."""
-        neighbours = self.pack.neighbours() if self.pack else None
+        neighbours = self.pack.table() if self.pack else None
         module, data = self.task.module(network), self.task.data(corpus, neighbours, network.is_stateful)
         best = self.task.best_weights(folder / "checkpoints") if self.config.train.keep == "best" else None
         with quiet():
@@ -210,7 +210,7 @@ class Fit(Artefact):
         return [DummyLogger()] if self.config.logger.lightning else []
 
 
-class ExternalModel(Artefact):
+class ExternalModel(ConfiguredArtefact):
     """A model that was trained or imported before, in the folder that ``checkpoint=DIR`` names."""
 
     kind, unhashed = "fit", ("checkpoint",)

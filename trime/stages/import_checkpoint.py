@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from trime.io import write_json
 from trime.models.checkpoints.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, Free, Lab
 from trime.pipeline.model_io import write_description
 from trime.urls import local_copy
 
@@ -25,15 +26,20 @@ log = logging.getLogger(__name__)
 RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")
 
 
+@dataclass(frozen=True, eq=False)
 class ImportedModel(Artefact):
     """An imported model: ``model.safetensors``, ``model.json``, ``vocabulary.json``, and its origin in ``imported.json``."""
 
-    kind, format, unhashed = "import", 2, ("checkpoint", "dictionary")
+    kind, format = "import", 2
+
+    checkpoint: Free[str]  # identity() has the hash of its content, and of the dictionaries'
+    dictionary: Free[Any]  # a file; two for translation, the source language's first
+    lab: Free[Lab]
 
     @property
     def file(self) -> Path:
         """The checkpoint; UserError if it does not exist."""
-        file = local_copy(self.config.checkpoint)
+        file = local_copy(self.checkpoint)
         if not file.is_file():
             raise UserError(f"checkpoint={file} does not exist: name a fit-… or import-… folder, or a released checkpoint")
         return file
@@ -60,27 +66,28 @@ class ImportedModel(Artefact):
         """Write weights, vocabulary and description; return the network."""
 
 
+@dataclass(frozen=True, eq=False)
 class Import(ImportedModel):
     """An imported language model."""
 
     @property
-    def dictionary(self) -> Path:
+    def dictionary_file(self) -> Path:
         """The checkpoint's dictionary; UserError if none is named."""
-        if not isinstance(self.config.dictionary, str):
+        if not isinstance(self.dictionary, str):
             raise UserError(f"checkpoint={self.file} is a file: name its fairseq dictionary too, dictionary=dict.txt")
-        return local_copy(self.config.dictionary)
+        return local_copy(self.dictionary)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary of the dictionary, in which all text is read."""
-        return Vocabulary.from_dictionary(self.dictionary)
+        return Vocabulary.from_dictionary(self.dictionary_file)
 
-    def settings(self) -> Any:
+    def identity(self) -> Any:
         return {"checkpoint": self.content, "vocabulary": self.vocabulary.fingerprint}
 
     def convert(self, folder: Path, released: FairseqCheckpoint) -> Network:
         network, description = network_from_checkpoint(released)
-        check_size(self.dictionary, self.vocabulary, network.backbone.embedding)  # type: ignore[arg-type]
+        check_size(self.dictionary_file, self.vocabulary, network.backbone.embedding)  # type: ignore[arg-type]
         save_network(network, folder / "model.safetensors")
         self.vocabulary.save(folder / "vocabulary.json")
         write_description(folder, description, self.vocabulary)

@@ -1,24 +1,35 @@
-"""The memories that an experiment's rows use at test, as conf/memories describes them, and the artefacts they read."""
+"""The memories that an experiment's rows use at test, as conf/test_memories describes them, and the artefacts they read."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from trime.config import schema
+from trime.config.check import checked
 from trime.errors import UserError
 from trime.evaluation.scorer import memory_names
 from trime.io import plain
-from trime.memory.base import Carried, Memory
+from trime.memory.base import Memory, MemoryTraits, ReplayableMemory, StateScope
 from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import Ngrams, TextNgrams
+from trime.memory.retrieval.datastore import Datastore, check_k
+from trime.memory.retrieval.factories import AUTO
 from trime.pipeline.artefact import Artefact
-from trime.pipeline.rows import MixtureSpecs
-from trime.pipeline.settings import Configured, plain_settings
-from trime.stages.datastore import BuildIndex
+from trime.pipeline.model_io import check_positions
+from trime.pipeline.parts import RunParts
+from trime.pipeline.rows import MixtureSpecs, traits_of
+from trime.pipeline.settings import plain_settings
+from trime.stages.datastore import BuildIndex, ExternalStore, check_faiss, check_index, check_index_factory
+from trime.stages.encode import Encode
 from trime.stages.prepare import PreparedText
 from trime.stages.suffixes import Suffixes
 
@@ -27,107 +38,282 @@ SEARCH = ("index.k", "index.nprobe", "index.rescore")  # the settings that decid
 
 @dataclass(frozen=True)
 class Sources:
-    """What memories are made from: the index of the datastore, if a row uses it, and the text of the datastore.
+    """How this run prepares and encodes text that memories are read from.
 
-    ``bounded``: documents are separate; else the text is one stream.
+    ``text`` returns the prepared text that the section ``datastore`` of a configuration names, ``store`` its contexts, encoded
+    by the run's model. ``largest_k``: the most entries that any pass retrieves, if that is not index.k.
     """
 
-    index: BuildIndex | None
-    text: PreparedText
-    split: str
-    bounded: bool
+    config: DictConfig
+    text: Callable[[DictConfig], PreparedText]
+    store: Callable[[DictConfig], Artefact]
+    run_parts: RunParts
+    largest_k: int | None = None
 
 
-class StoredMemory(ABC):
-    """A memory that is read from artefacts; memories without artefacts are instantiated directly."""
+class StoredMemory(MemoryTraits, ABC):
+    """A memory that is read from artefacts; memories without artefacts are instantiated directly.
 
-    carries: Carried = Carried.NOTHING  # of the opened memory
+    The run gives it ``name`` and ``sources``, and its yaml all other arguments, as plain data.
+    """
+
+    def __init__(self, name: str, sources: Sources):
+        self.name, self.sources, self.config = name, sources, sources.config
+
+    @cached_property
+    def text(self) -> PreparedText:
+        """The prepared text that entries are from."""
+        return self.sources.text(self.config)
+
+    @property
+    def split(self) -> str:
+        """The split of the text that entries are from."""
+        return str(self.config.datastore.split)
 
     @abstractmethod
-    def needs(self, sources: Sources) -> list[Artefact]:
+    def needs(self) -> list[Artefact]:
         """Return the artefacts that the memory is read from."""
 
     @abstractmethod
-    def open(self, sources: Sources, queries: dict[str, Any]) -> Memory:
+    def open(self, queries: dict[str, Any]) -> Memory:
         """Return the memory for the queries of an encoded split, whose description is ``queries``."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the text that the memory holds, once its artefacts are there."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that decide its masses, beside those of its artefacts."""
+
+    def check_settings(self) -> None:
+        """Raise UserError at a setting that cannot work; nothing has been made yet."""
+
+    def check_text(self) -> None:
+        """Raise UserError if the memory cannot be made of its text, which is prepared; no model has been trained yet."""
+
+    def description(self) -> dict[str, Any] | None:
+        """Return the content of results.json on the memory, without its recall; None for nothing."""
+        return None
+
+    def place(self, number: int) -> tuple[int, int] | None:
+        """Return document and position of an entry in the split, by its number; None if that text is not available.
+
+        Here it is the number of a token in the split.
+        """
+        offsets = self.text.corpus().split(self.split).offsets
+        document = int(np.searchsorted(offsets, number, side="right")) - 1
+        return document, number - int(offsets[document])
 
 
 class DatastoreMemory(StoredMemory):
-    """The nearest entries of a datastore, with the settings index= and datastore.*."""
+    """The nearest entries of a datastore, with the settings datastore.* and index.*.
 
-    def needs(self, sources: Sources) -> list[Artefact]:
-        return [sources.index] if sources.index else []
+    ``datastore`` and ``index``: settings of this memory alone, in place of those in the sections of the same name, so that
+    several memories of an experiment can search different text by different indexes.
+    """
 
-    def open(self, sources: Sources, queries: dict[str, Any]) -> Memory:
-        assert sources.index is not None
-        return ExternalMemory(sources.index.knn_memory(queries), sources.index.summary()["bytes"])
+    is_searched = True
+
+    def __init__(
+        self,
+        name: str,
+        sources: Sources,
+        datastore: dict[str, Any] | None = None,
+        index: dict[str, Any] | None = None,
+    ):
+        super().__init__(name, sources)
+        self.changed = {"datastore": datastore or {}, "index": index or {}}
+        for section, settings in self.changed.items():
+            if unknown := settings.keys() - self.config[section].keys():
+                known = ", ".join(map(str, self.config[section]))
+                raise UserError(f"test_memories.{name}.{section}.{min(unknown)}: there is no such setting: choose from {known}")
+        replaced = (
+            {"datastore": {"dataset": None}} if "dataset" in (datastore or {}) else {}
+        )  # else two datasets would be merged
+        self.config = OmegaConf.merge(self.config, replaced, self.changed)  # type: ignore[assignment]
+
+    @property
+    def metric(self) -> str:  # type: ignore[override]
+        return str(self.config.index.metric)
+
+    @cached_property
+    def store(self) -> Artefact:
+        """The encoded text: made by this run, or the folder that ``datastore.path=DIR`` names."""
+        return self.sources.store(self.config)
+
+    @cached_property
+    def index(self) -> BuildIndex:
+        """The index of the encoded text."""
+        k = None if "k" in self.changed["index"] else self.sources.largest_k
+        return BuildIndex(self.config, self.store, self.sources.run_parts, k)
+
+    @property
+    def split(self) -> str:
+        return self.store.settings()["split"] if isinstance(self.store, ExternalStore) else super().split
+
+    def needs(self) -> list[Artefact]:
+        return [self.index]
+
+    def open(self, queries: dict[str, Any]) -> Memory:
+        return ExternalMemory(self.index.knn_memory(queries), self.index.summary()["bytes"])
+
+    def fingerprint(self) -> str:
+        return str(self.store.summary()["text"])
+
+    def settings(self) -> dict[str, Any]:
+        return plain_settings(self.config, SEARCH)
+
+    def check_settings(self) -> None:
+        if self.config.index.factory not in (None, AUTO) and "datastore" in self.config.stages:  # with auto, its size decides
+            check_faiss(self.config.index.factory)
+        if any(self.changed.values()):  # the sections themselves are checked for every experiment
+            for section, kind in (("datastore", schema.Datastore), ("index", schema.Index)):
+                checked(kind, plain(self.config[section]), f"test_memories.{self.name}.{section}")
+            try:
+                check_index_factory(self.config)
+            except UserError as error:
+                raise UserError(f"test_memories.{self.name}.{error}") from None
+
+    def check_text(self) -> None:
+        if not isinstance(self.store, Encode):  # else it was encoded already
+            return
+        entries, model = self.store.windows(self.text.corpus()).scored(), self.config.model
+        check_k(self.index.largest_k, entries)
+        if not self.config.checkpoint:
+            check_positions(model.backbone.get("positions"), self.config, for_datastore=True)
+            if width := model.get("width"):
+                check_index(self.config.index, entries, width)
+
+    def description(self) -> dict[str, Any]:
+        source, of_section = self.store.summary(), self.config.datastore
+        # Without one of these, it is the text that the model learned from.
+        text = {"text": source["text"]} if of_section.path or of_section.dataset else {}
+        return self.index.summary() | {"dataset": source["dataset"], "split": source["split"]} | text
+
+    @cached_property
+    def token_numbers(self) -> tuple[Any, Any, Any] | None:
+        """Document and position of every entry, and the first token of each document; None without the datastore's text."""
+        corpus = self.text.corpus()
+        if self.fingerprint() != corpus.fingerprint(self.split):
+            return None
+        store = Datastore(self.store.path())
+        return store.document, store.keys.shards.column("position"), corpus.split(self.split).offsets
+
+    def place(self, number: int) -> tuple[int, int] | None:
+        if self.token_numbers is None:
+            return None
+        document, position, offsets = self.token_numbers
+        # With evaluate.bounded=false the datastore has one document, whose positions go on through those of the text.
+        return super().place(int(offsets[int(document[number])]) + int(position[number]))
 
 
 class TextNgram(StoredMemory):
     """n-grams of the whole text of datastore.split, even if the datastore holds only some of its tokens."""
 
-    carries = Ngrams.carries
+    state_scope = Ngrams.state_scope
 
-    def __init__(self, orders: list[int]):
+    def __init__(self, name: str, sources: Sources, orders: list[int]):
+        super().__init__(name, sources)
         self.orders = orders
 
-    def suffixes(self, sources: Sources) -> Suffixes:
-        """Return the suffix array of the text."""
-        return Suffixes(sources.text.config, sources.text, sources.split, sources.bounded)
+    @cached_property
+    def suffixes(self) -> Suffixes:
+        """The suffix array of the text."""
+        return Suffixes(self.text, self.split, self.config.evaluate.bounded, self.text.lab)
 
-    def needs(self, sources: Sources) -> list[Artefact]:
-        return [self.suffixes(sources)]
+    def needs(self) -> list[Artefact]:
+        return [self.suffixes]
 
-    def open(self, sources: Sources, queries: dict[str, Any]) -> Memory:
-        suffixes = self.suffixes(sources)
-        if suffixes.summary()["text"] == queries["text"]:
+    def settings(self) -> dict[str, Any]:
+        return {"orders": self.orders}
+
+    def fingerprint(self) -> str:
+        return str(self.suffixes.summary()["text"])
+
+    def open(self, queries: dict[str, Any]) -> Memory:
+        if self.fingerprint() == queries["text"]:
             raise UserError(
-                f"memory ngram: its text is the {queries['split']} split that is scored, so that it would know the answers: "
-                "choose another datastore.split, or leave ngram out of evaluate.memories"
+                f"memory {self.name}: its text is the {queries['split']} split that is scored, so that it would know the "
+                f"answers: choose another datastore.split, or leave {self.name} out of evaluate.memories"
             )
-        return TextNgrams(suffixes.array(), self.orders)
+        return TextNgrams(self.suffixes.array(), self.orders)
 
 
-class Memories(Configured):
-    """All memories that a row of the table uses, by name."""
+class Memories:
+    """All memories that the rows of a table use, by name, in the order of the configuration."""
 
-    unhashed = ("memories", *SEARCH)  # settings() has those of the memories in use
-
-    def __init__(self, config: DictConfig, table: MixtureSpecs, sources: Sources):
-        super().__init__(config)
-        self.sources = sources
+    def __init__(self, table: MixtureSpecs, sources: Sources):
         used = memory_names(table)
-        self.names = [name for name in self.config.memories if name in used]  # in the order of the configuration
+        self.sources = sources
+        self.nodes = {name: node for name, node in sources.config.test_memories.items() if name in used}
 
+    @cached_property
+    def kinds(self) -> dict[str, Memory | StoredMemory]:
+        """Each memory, or the object that opens it if it is read from artefacts."""
+        return {name: self.kind(name) for name in self.nodes}
+
+    def kind(self, name: str, **changed: Any) -> Memory | StoredMemory:
+        """Return a new memory of this name, or the object that opens it, with some settings changed."""
+        kind = traits_of(self.sources.config, name)
+        if issubclass(kind, StoredMemory):  # its settings stay plain data: they describe artefacts
+            settings = {key: value for key, value in plain(self.nodes[name]).items() if not key.startswith("_")}
+            return kind(name, self.sources, **settings)
+        try:
+            return instantiate(self.nodes[name], _convert_="all", **changed)
+        except InstantiationException as error:
+            raise UserError(str(error.__cause__ or error).splitlines()[0]) from error
+
+    @cached_property
     def stored(self) -> dict[str, StoredMemory]:
-        """Return the memories that are read from artefacts, by name."""
-        kinds = {name: self.kind(name, []) for name in self.names}
-        return {name: kind for name, kind in kinds.items() if isinstance(kind, StoredMemory)}
+        """The memories that are read from artefacts, by name."""
+        return {name: kind for name, kind in self.kinds.items() if isinstance(kind, StoredMemory)}
 
-    def carried(self, names: set[str]) -> Carried:
-        """Return what of the text read so far any of the named memories carries to the next window."""
-        return max((self.kind(name, []).carries for name in names), default=Carried.NOTHING)
+    @property
+    def datastores(self) -> list[DatastoreMemory]:
+        """The memories that search a datastore."""
+        return [kind for kind in self.kinds.values() if isinstance(kind, DatastoreMemory)]
+
+    @property
+    def replayable(self) -> dict[str, ReplayableMemory]:
+        """The memories over which other eviction policies can be replayed, by name."""
+        return {name: kind for name, kind in self.kinds.items() if isinstance(kind, ReplayableMemory)}
+
+    def state_scope(self, names: Iterable[str]) -> StateScope:
+        """Return how far the state of any of the named memories reaches."""
+        return max((self.kinds[name].state_scope for name in names), default=StateScope.NONE)
+
+    def has_sizes(self, names: Iterable[str]) -> bool:
+        """Return whether the size of any of the named memories is tuned."""
+        return any("sizes" in self.nodes[name] for name in names)
 
     def needs(self) -> list[Artefact]:
         """Return the artefacts that the memories are read from."""
-        return [need for kind in self.stored().values() for need in kind.needs(self.sources)]
+        return [need for stored in self.stored.values() for need in stored.needs()]
+
+    def artefacts(self, stage: str) -> list[Artefact]:
+        """Return all artefacts of a stage that the memories are read from, directly or not."""
+        found: dict[Artefact, None] = {}
+
+        def visit(artefact: Artefact) -> None:
+            if artefact not in found:
+                for need in artefact.needs():
+                    visit(need)
+                found[artefact] = None
+
+        for need in self.needs():
+            visit(need)
+        return [artefact for artefact in found if artefact.stage == stage]
 
     def open_all(self, queries: dict[str, Any], sizes: list[int], names: set[str]) -> dict[str, Memory]:
-        """Return the named memories for the queries of an encoded split; ``sizes`` are those of the long memory."""
+        """Return the named memories for the queries of an encoded split, tuned ones at ``sizes`` unless there are none."""
         memories = {}
-        for name in (name for name in self.names if name in names):
-            kind = self.kind(name, sizes)
-            memories[name] = kind.open(self.sources, queries) if isinstance(kind, StoredMemory) else kind
+        for name in (name for name in self.nodes if name in names):
+            kind = self.stored.get(name) or self.kind(name, **({"sizes": sizes} if sizes and self.has_sizes([name]) else {}))
+            memories[name] = kind.open(queries) if isinstance(kind, StoredMemory) else kind
         return memories
 
-    def kind(self, name: str, sizes: list[int]) -> Memory | StoredMemory:
-        """Return the memory of this name, or what opens it if it is read from artefacts."""
-        node = self.config.memories[name]
-        sized = {"sizes": sizes} if "sizes" in node and sizes else {}
-        return instantiate(node, _convert_="all", **sized)
-
     def settings(self) -> dict[str, Any]:
-        """Return what decides the masses of each memory: its configuration, and how the index is searched."""
-        settings = {name: plain(self.config.memories[name]) for name in self.names}
-        index = plain_settings(self.config, SEARCH) if "external" in self.names else {}
-        return settings | index
+        """Return the settings that decide the masses of each memory, beside those of their artefacts."""
+        stored = {name: {"_target_": self.nodes[name]._target_} | kind.settings() for name, kind in self.stored.items()}
+        return {name: stored.get(name) or plain(node) for name, node in self.nodes.items()}

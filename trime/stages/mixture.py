@@ -20,8 +20,7 @@ from trime.evaluation.loss_sums import PART_TOKENS, LossSums, summarize_row
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.io import write_json, write_tensors
 from trime.metrics import ResourceUsage
-from trime.mixtures.experts import ExpertMasses, History, Mixture, log_mixture
-from trime.mixtures.folds import folds
+from trime.mixtures.experts import ExpertMasses, History, Mixture, folds, log_mixture
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.manifest import check_manifest
 from trime.pipeline.parts import RunParts

@@ -2,45 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 
-from trime.data.corpus import Split
 from trime.data.neighbours import TermTable, english, excluded_ranges, segment_terms
-from trime.data.segments import Segments
+from trime.data.parallel.corpus import sentence_segments
+from trime.data.segments import training_segments
 from trime.errors import UserError
 from trime.io import write_array
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Free, Lab
 from trime.pipeline.engines import Advance
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
+from trime.pipeline.parts import ArtefactInParts, Parts
 from trime.progress import Progress
 from trime.stages.prepare import PreparedText
 
 QUERIES = 2048  # per file of results
 
 
+@dataclass(frozen=True, eq=False)
 class Pack(ArtefactInParts):
     """The nearest neighbours of training segments: ``neighbours.npy`` [segments k]."""
 
-    kind, depends_on = "pack", ("segments", "batching.k", "neighbours")
+    kind = "pack"
 
-    def __init__(self, config: DictConfig, corpus: PreparedText, segments: Callable[[Split], Segments], run_parts: RunParts):
-        """``segments`` cuts the training split into the segments that are compared."""
-        super().__init__(config)
-        self.corpus, self.segments, self.run_parts = corpus, segments, run_parts
+    corpus: PreparedText
+    length: int | None  # tokens of the segments that are compared; None: sentences
+    bounded: bool  # a segment ends with its document
+    k: int  # neighbours of a segment
+    neighbours: dict[str, Any]  # conf/neighbours: how they are found
+    lab: Free[Lab]
 
     def root(self) -> Path:
         """Return ``paths.data/packed``, which experiments share."""
-        return Path(self.config.paths.data).expanduser() / "packed"
-
-    def needs(self) -> list[Artefact]:
-        return [self.corpus]
+        return self.lab.data / "packed"
 
     def open_parts(self, folder: Path) -> PackParts:
         return PackParts(self, folder)
@@ -48,16 +47,17 @@ class Pack(ArtefactInParts):
     def build(self, folder: Path) -> None:
         parts = self.open_parts(folder)
         with Progress(total=sum(parts.sizes), unit="segment", desc="pack") as bar:
-            self.run_parts(self, parts, bar)
+            self.lab.run_parts(self, parts, bar)
         neighbours = np.concatenate([np.load(file) for file in parts.files()])
-        if not (neighbours >= 0).any() and self.config.neighbours.exclude != "none":
+        exclude = self.neighbours["exclude"]
+        if not (neighbours >= 0).any() and exclude != "none":
             raise UserError(
-                f"neighbours.exclude={self.config.neighbours.exclude} leaves none of {len(neighbours):,} segments a neighbour: "
+                f"neighbours.exclude={exclude} leaves none of {len(neighbours):,} segments a neighbour: "
                 "set neighbours.exclude=none, or use more text"
             )
         np.save(folder / "neighbours.npy", neighbours)
 
-    def neighbours(self) -> np.ndarray:
+    def table(self) -> np.ndarray:
         """Return the finished table [segments k], memory-mapped; -1 where there is no neighbour."""
         return np.load(self.path() / "neighbours.npy", mmap_mode="r")
 
@@ -68,7 +68,8 @@ class PackParts(Parts):
     def __init__(self, pack: Pack, folder: Path):
         self.pack, self.folder, self.corpus = pack, folder, pack.corpus.corpus()
         self.text = self.corpus.split("train")
-        self.segments = pack.segments(self.text)
+        long = pack.length
+        self.segments = training_segments(self.text, long, pack.bounded) if long else sentence_segments(self.text)
         self.sizes = [min(QUERIES, len(self.segments) - start) for start in range(0, len(self.segments), QUERIES)]
 
     def file(self, number: int) -> Path:
@@ -77,7 +78,7 @@ class PackParts(Parts):
     @cached_property
     def backend(self) -> Any:
         """The index of all segments; UserError if their tokens are not what its analyzer reads."""
-        backend = instantiate(self.pack.config.neighbours, _convert_="all")
+        backend = instantiate(self.pack.neighbours, _convert_="all")
         terms = segment_terms(self.text, self.segments, [self.corpus.vocabulary.eos, self.corpus.vocabulary.unknown])
         if backend.analyzer == "english":
             if self.corpus.statistics["characters"]:
@@ -92,5 +93,5 @@ class PackParts(Parts):
     def make(self, number: int, advance: Advance) -> None:
         queries = list(range(number * QUERIES, number * QUERIES + self.sizes[number]))
         excluded = excluded_ranges(queries, self.segments.document, self.backend.exclude)
-        write_array(self.file(number), self.backend.nearest(queries, self.pack.config.batching.k, *excluded))
+        write_array(self.file(number), self.backend.nearest(queries, self.pack.k, *excluded))
         advance(len(queries))

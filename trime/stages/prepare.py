@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -14,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 
 from trime.data.byte_pairs import BytePairs
 from trime.data.corpus import (
@@ -32,8 +33,7 @@ from trime.data.notes import describe_duplicates, find_duplicates
 from trime.data.tokenizers import metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.io import plain
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, Free, Lab
 from trime.pipeline.config_hash import identify_text
 from trime.progress import Progress
 
@@ -42,30 +42,40 @@ log = logging.getLogger(__name__)
 LEARNED = "tokenizer.json"  # in a prepared text: what a tokenizer has learned
 
 
+@dataclass(frozen=True)
+class VocabularySettings:
+    """How the vocabulary of the training split is chosen: the section ``vocabulary``."""
+
+    max_size: int | None
+    min_count: int
+    fairseq: bool
+
+
+@dataclass(frozen=True, eq=False)
 class PreparedText(Artefact):
     """The corpus of a dataset."""
 
     kind, format = "prepare", 2
 
-    def __init__(self, config: DictConfig, dataset_config: DictConfig):
-        super().__init__(config)
-        self.dataset_config = dataset_config
+    described: Free[dict[str, Any]]  # the dataset, as conf/dataset describes it; identity() has what decides which text it is
+    vocabulary: VocabularySettings
+    lab: Free[Lab]
 
     def root(self) -> Path:
         """Return ``paths.data/prepared``, which experiments share."""
-        return Path(self.config.paths.data).expanduser() / "prepared"
+        return self.lab.data / "prepared"
 
     @property
     @abstractmethod
     def dataset(self) -> Dataset:
         """The dataset; of parallel text, its target side."""
 
-    def settings(self) -> Any:
-        return super().settings() | self.content()
+    def identity(self) -> Any:
+        return super().identity() | self.text_identity()
 
-    def content(self) -> dict[str, Any]:
-        """Return what decides which text it is: the settings of the dataset, and a hash of its files."""
-        return {"dataset": identify_text(plain(self.dataset_config)), "content": self.dataset.fingerprint()}
+    def text_identity(self) -> dict[str, Any]:
+        """Return what decides which text it is, wherever it lies: the settings of the dataset, and a hash of its files."""
+        return {"dataset": identify_text(copy.deepcopy(self.described)), "content": self.dataset.fingerprint()}
 
     @property
     def metric(self) -> str:
@@ -81,24 +91,24 @@ class PreparedText(Artefact):
         return VocabularySource(self.fingerprint, lambda: self.corpus().vocabulary)
 
 
+@dataclass(frozen=True, eq=False)
 class Prepare(PreparedText):
-    """The corpus of a dataset, in a vocabulary of its own or in a given one (``vocabulary_source``)."""
+    """The corpus of a dataset, in a vocabulary of its own or in that of another text or model."""
 
-    depends_on = ("vocabulary",)
+    others: Free[VocabularySource | None] = None
 
-    def __init__(self, config: DictConfig, dataset_config: DictConfig, vocabulary_source: VocabularySource | None = None):
-        super().__init__(config, dataset_config)
-        self.vocabulary_source = vocabulary_source
+    def identity(self) -> Any:
+        return super().identity() | ({"vocabulary": self.others.name} if self.others else {})
 
     @cached_property
     def dataset(self) -> Dataset:
         """The dataset; UserError if it is parallel text."""
-        dataset = instantiate(self.dataset_config, _convert_="all")
+        dataset = instantiate(self.described, _convert_="all")
         if not isinstance(dataset, Dataset):
             raise UserError(f"{type(dataset).__name__} is parallel text, for experiment=mt_vanilla, knn_mt or trime_mt")
-        dataset.lab_folders = lab_folders(self.config.paths)
-        if self.vocabulary_source and self.vocabulary_source.tokenizer:
-            dataset.tokenizer, dataset.characters = self.vocabulary_source.tokenizer, False
+        dataset.lab_folders = lab_folders(self.lab)
+        if self.others and self.others.tokenizer:
+            dataset.tokenizer, dataset.characters = self.others.tokenizer, False
         elif isinstance(dataset.tokenizer, BytePairs):
             dataset.tokenizer.saved = lambda: self.path() / LEARNED
         return dataset
@@ -107,15 +117,12 @@ class Prepare(PreparedText):
     def learned(self) -> BytePairs | None:
         """The tokenizer that learns from this text, if there is one."""
         tokenizer = self.dataset.tokenizer
-        return tokenizer if isinstance(tokenizer, BytePairs) and not self.vocabulary_source else None
-
-    def settings(self) -> Any:
-        return super().settings() | ({"vocabulary": self.vocabulary_source.name} if self.vocabulary_source else {})
+        return tokenizer if isinstance(tokenizer, BytePairs) and not self.others else None
 
     def build(self, folder: Path) -> None:
-        source = self.vocabulary_source
+        source = self.others
         if self.learned:
-            learn_symbols(self.dataset, self.learned, self.config.vocabulary)
+            learn_symbols(self.dataset, self.learned, self.vocabulary)
             self.learned.save(folder / LEARNED)
         build_corpus(self.dataset, folder, source.vocabulary() if source else self.training_vocabulary())
         if source and source.tokenizer and not any(source.vocabulary().counts):
@@ -124,23 +131,21 @@ class Prepare(PreparedText):
 
     def training_vocabulary(self) -> Vocabulary:
         """Return the vocabulary of the training split's symbols."""
-        settings = self.config.vocabulary
+        settings = self.vocabulary
         if self.learned:
-            counts = Counter(dict.fromkeys(sorted(self.learned.pieces.get_vocab()), 0))
+            counts = Counter(dict.fromkeys(self.learned.pieces.get_vocab(), 0))
             counts.update(symbol_counts(self.dataset))
             return Vocabulary.from_counts(counts, None, 0)
         return training_vocabulary(self.dataset, settings.max_size, settings.min_count, settings.fairseq)
 
     def source(self) -> VocabularySource:
-        given = self.vocabulary_source
-        return super().source()._replace(tokenizer=given.tokenizer if given else self.learned)
+        return super().source()._replace(tokenizer=self.others.tokenizer if self.others else self.learned)
 
 
-def lab_folders(paths: DictConfig) -> tuple[Path, ...]:
+def lab_folders(lab: Lab) -> tuple[Path, ...]:
     """Return the folders in which the lab writes; a user's text may lie beside them in ``paths.outputs`` or ``paths.data``."""
-    outputs, data = Path(paths.outputs).expanduser(), Path(paths.data).expanduser()
-    inside = [outputs / name for name in ("runs", "artefacts", "reports", "sweeps", "plans")]
-    return (outputs, *inside, *(data / name for name in ("prepared", "packed", "raw")))
+    inside = [lab.outputs / name for name in ("runs", "artefacts", "reports", "sweeps")]
+    return (lab.outputs, *inside, *(lab.data / name for name in ("prepared", "packed", "raw")))
 
 
 def duplicates_of(
@@ -163,7 +168,7 @@ def duplicates_of(
         yield describe_duplicates(found, corpus.split(split).lengths, split, where, *names)
 
 
-def learn_symbols(dataset: Dataset, tokenizer: BytePairs, settings: DictConfig) -> None:
+def learn_symbols(dataset: Dataset, tokenizer: BytePairs, settings: VocabularySettings) -> None:
     """Train a tokenizer on the training split of its dataset, under a progress bar; UserError where there is none."""
     if "train" not in dataset.splits():
         raise UserError(f"dataset {dataset.name} has no training split in {dataset.location}: its symbols are learned from one")

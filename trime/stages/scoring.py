@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,9 +14,9 @@ from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.loss_sums import LossSums
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer, memory_names
-from trime.memory.base import Carried, Window
+from trime.memory.base import StateScope, Window
 from trime.memory.retrieval.datastore import Shards
-from trime.pipeline.parts import columns_of, grouped
+from trime.pipeline.parts import Parts, columns_of, grouped
 from trime.pipeline.processes import device_of
 from trime.progress import Progress
 from trime.stages.encode import Encode, read_windows
@@ -39,13 +40,13 @@ class TextPart(NamedTuple):
         return f"{self.low:09d}-{self.high:09d}"
 
 
-def text_parts(encoded: Encode, carried: Carried) -> list[TextPart]:
-    """Cut an encoded split so that nothing is carried into a part: between windows, between documents, or not at all."""
+def text_parts(encoded: Encode, scope: StateScope) -> list[TextPart]:
+    """Cut an encoded split so that no state reaches into a part: between windows, between documents, or not at all."""
     columns = Shards(encoded.path()).iter_columns("segment", "document", "scored")
     first, document, scored = (torch.cat(parts) for parts in zip(*((starts(s), d, k) for s, d, k in columns), strict=True))
-    if encoded.config.compatibility.sorted_windows and carried:
-        carried = Carried.TEXT  # windows of a document do not follow one another
-    cuts = {Carried.NOTHING: first, Carried.DOCUMENT: starts(document), Carried.TEXT: torch.zeros_like(first)}[carried]
+    if encoded.config.compatibility.sorted_windows and scope:
+        scope = StateScope.CORPUS  # windows of a document do not follow one another
+    cuts = {StateScope.NONE: first, StateScope.DOCUMENT: starts(document), StateScope.CORPUS: torch.zeros_like(first)}[scope]
     before = torch.cat([scored.new_zeros(1, dtype=torch.long), scored.cumsum(0)])
     edges = [0]
     for row in cuts.nonzero().flatten().tolist():
@@ -60,11 +61,22 @@ def starts(number: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.ones(1, dtype=torch.bool), number.diff() != 0])
 
 
+class SplitParts(Parts):
+    """Parts of an encoded split, cut where no state of ``scope`` passes, each of them scored into a file of its own."""
+
+    def __init__(self, folder: Path, encoded: Encode, scope: StateScope):
+        self.folder, self.parts = folder, text_parts(encoded, scope)
+        self.sizes = [part.tokens for part in self.parts]
+
+    def file(self, number: int) -> Path:
+        return self.folder / f"part-{self.parts[number].name}.safetensors"
+
+
 def build_scorer(
     config: DictConfig, rows: Sequence[MixtureSpec | FittedMixtureSpec], memories: Memories, encoded: Encode
 ) -> Scorer:
     """Return a scorer of rows, with the memories that they use opened for the queries of an encoded split."""
-    sizes = sorted({size for row in rows if "long" in row.memories for size in row.sizes})
+    sizes = sorted({size for row in rows if any(row.sizes) for size in row.sizes})
     opened = memories.open_all(encoded.summary(), sizes, memory_names(rows))
     return Scorer(rows, opened, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 
@@ -87,9 +99,7 @@ def windows_of(encoded: Encode, part: TextPart) -> Iterator[Window]:
 
 def with_progress(encoded: Encode, title: str) -> Iterator[Window]:
     """Yield the windows of an encoded split under a progress bar."""
-    folder = encoded.path()
-    total = encoded.summary()["tokens"]
-    with Progress(total=total, unit="tok", unit_scale=True, desc=f"{title} {encoded.split}") as bar:
-        for window in read_windows(folder, device_of(encoded.config)):
+    with Progress(total=encoded.summary()["tokens"], unit="tok", unit_scale=True, desc=f"{title} {encoded.split}") as bar:
+        for window in read_windows(encoded.path(), device_of(encoded.config)):
             yield window
             bar.update(len(window.vocabulary.total))

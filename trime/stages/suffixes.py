@@ -5,37 +5,31 @@ On disk it has 6 bytes per token of a text of at most 65,000 symbols.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from trime.data.segments import document_offsets
 from trime.io import write_json
 from trime.memory.ngrams import SuffixArray
 from trime.metrics import ResourceUsage
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, Free, Lab
 from trime.stages.prepare import PreparedText
 
 FILES = ("text", "order", "starts", "ends")
 
 
+@dataclass(frozen=True, eq=False)
 class Suffixes(Artefact):
     """A suffix array in ``order.npy`` and ``starts.npy``, and its text with a separator after each document."""
 
-    kind, stage, format = "suffixes", "datastore", 2
-    summary_file = "suffixes.json"
+    kind, stage, format, summary_file = "suffixes", "datastore", 2, "suffixes.json"
 
-    def __init__(self, config: DictConfig, text: PreparedText, split: str, bounded: bool):
-        super().__init__(config)
-        self.text, self.split, self.bounded = text, split, bounded
-
-    def needs(self) -> list[Artefact]:
-        return [self.text]
-
-    def settings(self) -> Any:
-        return {"split": self.split, "bounded": self.bounded}
+    text: PreparedText
+    split: str
+    bounded: bool  # documents are separate; else the text is one stream
+    lab: Free[Lab]
 
     def build(self, folder: Path) -> None:
         meter, corpus = ResourceUsage(), self.text.corpus()

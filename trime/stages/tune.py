@@ -19,20 +19,19 @@ from trime.evaluation.loss_sums import LossSums, summarize_row
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer, memory_names
 from trime.io import write_json, write_tensors
-from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.metrics import ResourceUsage, Usage
 from trime.mixtures.experts import ExpertMasses, concat_masses
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
+from trime.pipeline.parts import ArtefactInParts, RunParts, columns_of, grouped, read_part
 from trime.pipeline.rows import MixtureSpecs
 from trime.pipeline.settings import Keys
 from trime.progress import Progress
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
-from trime.stages.scoring import SCORING, add_sums, build_scorer, sums_as_tensors, text_parts, windows_of
+from trime.stages.scoring import SCORING, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
 from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ GRIDS = {  # the grid of a tuned value, where its name is another
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
-class TunedRows(Artefact):
+class TunedRows(ConfiguredArtefact):
     """The rows of a table at their best settings on the validation split, which ``encoded`` is.
 
     ``memories`` are those that the rows use.
@@ -71,7 +70,7 @@ class TunedRows(Artefact):
 class Tune(TunedRows, ArtefactInParts):
     """The best settings on the grid, with their loss: ``tuned.json``, and masses for the mixture that is to be fitted."""
 
-    kind, format = "tune", 6
+    kind, format = "tune", 7  # 7: recall of each memory
     depends_on: ClassVar[Keys] = ("tune", *SCORING)
     unhashed: ClassVar[Keys] = ("mixture.tokens",)
 
@@ -127,10 +126,9 @@ class Tune(TunedRows, ArtefactInParts):
                     f"tune: {result['memories']}: {best} is at the edge of the grid: widen tune.{GRIDS.get(name, name)}"
                 )
         content = {"rows": results, "seconds": round(usage.seconds, 1), "peak_memory_mb": usage.peak_memory_mb}
-        if "external" in memory_names(self.table):
-            external = parts.scorer.memories["external"]
-            assert isinstance(external, ExternalMemory)
-            content["recall"] = recall(external.nearest, self.encoded.path())
+        searched = {name: memory.nearest for name, memory in parts.scorer.memories.items() if memory.nearest}
+        if searched:
+            content["recall"] = {name: recall(nearest, self.encoded.path()) for name, nearest in searched.items()}
         write_json(folder / "tuned.json", content)
 
     def tuned(self) -> dict[str, Any]:
@@ -143,19 +141,15 @@ class Tune(TunedRows, ArtefactInParts):
 
     def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         results = self.tuned()["rows"]
-        return [row.at(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
+        return [row.with_settings(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
 
 
-class TuneParts(Parts):
+class TuneParts(SplitParts):
     """Parts of the validation split: summed losses of every row's grid, and the masses for a mixture that is to be fitted."""
 
     def __init__(self, tune: Tune, folder: Path):
-        self.tune, self.folder = tune, folder
-        self.parts = text_parts(tune.encoded, tune.memories.carried(memory_names(tune.table)))
-        self.sizes = [part.tokens for part in self.parts]
-
-    def file(self, number: int) -> Path:
-        return self.folder / f"part-{self.parts[number].name}.safetensors"
+        super().__init__(folder, tune.encoded, tune.memories.state_scope(memory_names(tune.table)))
+        self.tune = tune
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -168,7 +162,7 @@ class TuneParts(Parts):
         meter, sums = ResourceUsage(), [LossSums() for _ in rows]
         limit = parse_token_count(self.tune.config.mixture.tokens) if fitted else None
         collector = MassCollector(fitted, None if limit is None else limit - part.before) if fitted else None
-        for window, masses in scorer.masses(windows_of(self.tune.encoded, part)):
+        for window, masses in scorer.query(windows_of(self.tune.encoded, part)):
             for row_sums, row, row_masses in zip(sums, rows, masses, strict=False):
                 row_sums.add(window, row.score(window.vocabulary, row_masses))
             if collector:

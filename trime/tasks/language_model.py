@@ -16,10 +16,10 @@ from trime.memory.distributed import all_gather_varlen, all_reduce_sum, rank_row
 from trime.memory.in_batch import InBatch, StaleContexts, local_draw
 from trime.memory.in_batch_nearest import NearestInBatch
 from trime.metrics import perplexity
-from trime.mixtures.joint import joint, memory_share
+from trime.mixtures.joint import joint_log_prob, memory_share
 from trime.models.network import Network, Reader, shard_weights
 from trime.tasks.optimization import check_scheduler_state, with_schedule
-from trime.types import Batch, Contexts, Mass, Tensor, contexts_of, is_token
+from trime.types import Batch, Contexts, LogMass, Tensor, contexts_of, is_token
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class UpdateSettings:
     padding_is_memory: bool = False
 
 
-def contexts_and_mass(reader: Reader, batch: Batch) -> tuple[Contexts, Mass]:
+def contexts_and_mass(reader: Reader, batch: Batch) -> tuple[Contexts, LogMass]:
     """Return every cell as a context, padding included, and the vocabulary's mass for the scored cells."""
     encoding, network = reader.encode(batch), reader.network
     contexts = contexts_of(batch, encoding.g)
@@ -91,15 +91,15 @@ class LanguageModel(pl.LightningModule):
         exact = torch.promote_types(query.g.dtype, torch.float32)
         divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
         mass = self.memory.mass(query, self.stale.join_and_store(contexts), divisor, draw, self.progress)
-        memory = Mass(mass.target[0], mass.total[0])
-        return -joint(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
+        memory = LogMass(mass.target[0], mass.total[0])
+        return -joint_log_prob(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
 
     @property
     def progress(self) -> float:
         """Return the progress of training, from 0 to 1; 1 in evaluation."""
         return min(1.0, self.global_step / self.updates) if self.training and self.updates else 1.0
 
-    def queries_and_memories(self, batch: Batch) -> tuple[Contexts, Contexts, Mass]:
+    def queries_and_memories(self, batch: Batch) -> tuple[Contexts, Contexts, LogMass]:
         """Return the scored contexts, those that are memory, and the vocabulary's mass for the scored ones."""
         if self.update_settings.padding_is_memory and batch.length.any():
             contexts, mass = contexts_and_mass(self.reader, batch._replace(scored=torch.ones_like(batch.scored)))

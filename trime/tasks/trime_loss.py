@@ -20,8 +20,8 @@ from trime.errors import UserError
 from trime.memory.distributed import first_row
 from trime.memory.in_batch import InBatch
 from trime.memory.visibility import Local, Visibility
-from trime.mixtures.joint import joint
-from trime.types import Contexts, Float, Int, Mass, Tensor, TokenPosition
+from trime.mixtures.joint import joint_log_prob
+from trime.types import Contexts, Float, Int, LogMass, Tensor, TokenPosition
 
 REDUCTIONS = ("mean", "sum", "none")
 IGNORED = -100  # targets that are neither scored nor memory, as in PyTorch's cross_entropy
@@ -63,10 +63,10 @@ def trime_loss(
         raise UserError(f"every target is {IGNORED}: a batch without targets has no mean loss")
     contexts = Contexts(g.flatten(0, 1), targets.flatten(), positions).take(scored)
     scores = logits.flatten(0, 1)[scored].float()
-    vocabulary = Mass(scores.gather(1, contexts.token[:, None]).squeeze(1), scores.logsumexp(1))
+    vocabulary = LogMass(scores.gather(1, contexts.token[:, None]).squeeze(1), scores.logsumexp(1))
     divisor = contexts.g.new_tensor([math.sqrt(g.shape[-1])], dtype=torch.promote_types(g.dtype, torch.float32))
     memory = InBatch(visibility or Local(), temperature=temperature).mass(contexts, contexts, divisor)
-    losses = -joint(vocabulary, [Mass(memory.target[0], memory.total[0])])
+    losses = -joint_log_prob(vocabulary, [LogMass(memory.target[0], memory.total[0])])
     # The kernels pass over entries of NaN, whose loss would look sound.
     if losses.isnan().any() or not contexts.g.isfinite().all():
         raise UserError("the loss is NaN: g or logits hold NaN or infinity, or g is so large that inner products overflow")

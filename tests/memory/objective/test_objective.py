@@ -13,7 +13,7 @@ from tests.helpers.laws import VISIBILITIES, WORDS, direct_mass
 from trime.memory.objective import blockwise
 from trime.memory.objective.blockwise import blockwise_mass
 from trime.memory.visibility import Everything, Extent, External, Visibility
-from trime.types import Contexts, Mass, Tensor, TokenPosition
+from trime.types import Contexts, LogMass, Tensor, TokenPosition
 
 LENGTHS = [(0, 40), (0, 40), (0, 23), (1, 40), (1, 7), (2, 1)]  # (document, length) of each segment
 
@@ -140,7 +140,7 @@ def test_what_is_not_a_number_stays_so(calls: Calls) -> None:
 def test_nothing_to_ask_or_to_see() -> None:
     query, nothing = contexts(), contexts().take(slice(0, 0))
     divisor = torch.tensor([1.0])
-    mass: Mass = blockwise_mass(query, nothing, External(), divisor)
+    mass: LogMass = blockwise_mass(query, nothing, External(), divisor)
     assert mass.total.isinf().all() and blockwise_mass(nothing, query, External(), divisor).total.shape == (1, 0)
 
 

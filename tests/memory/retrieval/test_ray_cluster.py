@@ -82,7 +82,7 @@ def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:
     """Three parts on workers give the results of one local index."""
     common = ("experiment=trime_ext", "mixture=none", "index=cells", "index.factory=Cells16", "index.nprobe=4")
     config = tiny(*common, "index.parts=3", "index.engine=ray")
-    distributed, index = losses_of(config), Plan(config).index
+    distributed, index = losses_of(config), Plan(config).memories.datastores[0].index
     assert index is not None and isinstance(index.search(), RaySearch)
     local = losses_of(tiny(*common))
     assert distributed == pytest.approx(local, rel=1e-5) and len(local) == 5  # ties for the last place may differ

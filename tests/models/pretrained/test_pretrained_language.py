@@ -24,7 +24,8 @@ from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import PieceTokenizer, encode_prompt, encode_text, train_word_level
 from trime.pipeline.pretrained import model_fingerprint
 from trime.plan.language_model import Plan
-from trime.report.texts import evaluated_text
+from trime.report.results import results_in
+from trime.report.run_result import scored_runs
 from trime.run.runner import run
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -262,8 +263,7 @@ def test_a_continued_model_writes_with_what_it_learned(more: list[str], llama: P
 def test_tokens_of_other_vocabularies_are_not_compared(llama: Path, tiny: Tiny, tmp_path: Path) -> None:
     for options in ([], ["model=pretrained", f"model.name={llama}"]):
         run(tiny("experiment=vanilla", *options, f"paths.outputs={tmp_path}/outputs"))
-    runs = [json.loads(path.read_text()) for path in tmp_path.glob("outputs/runs/*/*/results.json")]
-    assert len({evaluated_text(run) for run in runs}) == 2
+    assert len({run.text for run in scored_runs(results_in([tmp_path / "outputs"]))}) == 2
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_tokens_of_other_vocabularies_are_not_compared(llama: Path, tiny: Tiny, 
         (["model.lora={rank: 8}"], "model.lora="),
         (["model.lora={rank: two, alpha: 4}"], "model.lora.rank=two"),
         (["model.lora=true"], "lora=true"),
-        (["backbone=memorizing", "batching=streams", "evaluate.context=0"], "has no such setting"),
+        (["backbone=memorizing", "batching=streams", "evaluate.context=0"], "there is no setting model.backbone"),
     ],
 )
 def test_mistakes(options: list[str], message: str, llama: Path, tiny: Tiny, tmp_path: Path) -> None:

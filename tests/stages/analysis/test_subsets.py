@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from tests.conftest import composed
+from tests.helpers.results import scored
 from trime.mixtures.experts import ExpertMasses
 from trime.plan.language_model import Plan
-from trime.report.figures.weights import weights_panel
+from trime.report.figures import weights_panel
 from trime.report.frontier import Point, advice, frontier_points, group_by_model, pareto_front
-from trime.report.memories import memories_table, memory_contribution
 from trime.report.report_runs import report_several
 from trime.report.results import find_runs, read_run, write_results
+from trime.report.run_result import MeanWeights, ScoredRun
+from trime.report.tables import memories_table, memory_contribution
 from trime.run.runner import report_sweep, run
 from trime.stages.analysis.subsets import select_memories, subsets
 from trime.stages.analysis.weights import Bins, Weights, token_weights
@@ -125,8 +127,9 @@ def test_the_subset_of_all_memories_is_the_row_itself(swept: tuple[Plan, Path]) 
     largest = [one["largest"] for one in results["subsets"]["weights"].values()]
     assert sum(largest) == pytest.approx(1)
     with pytest.raises(LookupError, match="long is not among"):
-        memory_contribution([results], "long")
-    header, lines = memories_table(results)
+        memory_contribution([scored(results)], "long")
+    read = scored(results)
+    _, (header, lines) = memories_table(read, read.subsets)  # type: ignore[arg-type]
     assert [line[0] for line in lines] == ["vocabulary (the model)", *subset_results[-1]["memories"]]
     assert all(float(line[header.index("MB")]) >= 0 and line[2] for line in lines[1:])
 
@@ -138,7 +141,7 @@ def test_a_frontier_has_each_subset_once(swept: tuple[Plan, Path]) -> None:
     other["subsets"]["external_search"]["k"] = 2
     built = json.loads(json.dumps(results))
     built["datastore"] |= {"index": "IVF16_SQ8", "nprobe": 4}
-    points = frontier_points([results, other, built])
+    points = frontier_points([*map(scored, (results, other, built))])
     assert len(points) == 8 + 4 + 4 and sum("IVF16_SQ8, nprobe 4, K" in one.label for one in points) == 4
     assert all(one.seconds > 0 for one in points) and {
         one.external is None for one in points if "external" not in one.memories
@@ -152,8 +155,9 @@ def test_runs_of_other_models_or_stores_have_a_frontier_of_their_own(swept: tupl
     other = json.loads(json.dumps(results))
     *outer, last = key.split(".")
     part = other[outer[0]] if outer else other
-    part[last] = 7
-    assert len(group_by_model([results, other])) == 2 and len(group_by_model([results, results])) == 1
+    part[last] = "7" if last == "mixture" else 7
+    one, two = scored(results), scored(other)
+    assert len(group_by_model([one, two])) == 2 and len(group_by_model([one, one])) == 1
 
 
 def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Plan, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,10 +165,12 @@ def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Plan, Path]
     plan, folder = swept
     report_sweep(plan.config, [plan.run_folder], "python cli.py -m seed=0")
     assert "Pareto fronts of 8" in capsys.readouterr().out
-    other = read_run(plan.run_folder / "results.json")
-    other["subsets"]["selection"], other["name"], other["config_hash"] = "leave_one_out", "other", "of other settings"
+    read = read_run(plan.run_folder / "results.json")
+    assert isinstance(read, ScoredRun) and read.subsets
+    subsets = read.subsets.model_copy(update={"selection": "leave_one_out"})
+    changes = {"subsets": subsets, "name": "other", "config_hash": "of other settings"}
     (folder / "other").mkdir()
-    write_results(folder / "other" / "results.json", other)
+    write_results(folder / "other" / "results.json", read.model_copy(update=changes))
     report_several(plan.config, find_runs([str(plan.run_folder), str(folder / "other")]))
     output = capsys.readouterr().out
     assert "Pareto fronts of 8" in output and all(name in output for name in ("| other", "| trime_ext"))
@@ -175,6 +181,7 @@ def test_lengths_of_memories_that_know_different_ones_stand_in_order() -> None:
 
     cells = [[{"bucket": str(length), "tokens": 1, "mean": 0.5} for length in lengths] for lengths in ((1, 8, 32), (2, 4, 16))]
     axis = Figure().subplots()
-    weights_panel(axis, {"a": {"by_context": cells[0]}, "b": {"by_context": cells[1]}}, "by_context", ("", ""))
+    weights = {name: MeanWeights(largest=0.5, by_context=of_name) for name, of_name in zip("ab", cells, strict=True)}  # type: ignore[arg-type]
+    weights_panel(axis, weights, "by_context", ("", ""))
     assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "2", "4", "8", "16", "32"]
     assert axis.lines[1].get_xdata().tolist() == [1, 2, 4]

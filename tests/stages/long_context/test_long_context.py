@@ -26,8 +26,10 @@ from trime.models.pretrained.answering import greedy
 from trime.models.pretrained.tokenizer import train_word_level
 from trime.pipeline.manifest import MANIFEST
 from trime.plan.language_model import Plan
-from trime.report.figures.canvas import canvas
-from trime.report.policies import cells_by_policy, depth_panels, keys_of
+from trime.report.answers import cells_of, depth_panels, keys_of, label_runs
+from trime.report.canvas import canvas
+from trime.report.results import results_in
+from trime.report.run_result import AnsweringRun
 from trime.run.runner import run
 from trime.stages.long_context.answer import solved_examples
 from trime.stages.long_context.prompts import PromptMaker
@@ -97,8 +99,8 @@ def test_policies_are_compared_over_sizes(tiny: Tiny, settings: list[str], tmp_p
 def test_seeds_are_averaged_and_nothing_else(tiny: Tiny, settings: list[str], tmp_path: Path) -> None:
     for overrides in (["seed=1"], ["seed=2"], ["model.top_k=4"]):
         run(tiny("experiment=attendre_decoder", *settings, "eviction=fifo", *overrides))
-    folders = Path(tmp_path, "outputs", "runs", "attendre_decoder").iterdir()
-    cells = cells_by_policy([json.loads((folder / "results.json").read_text()) for folder in folders])
+    runs = [run for run in results_in([tmp_path / "outputs"]) if isinstance(run, AnsweringRun)]
+    cells = cells_of(label_runs(runs))
     assert [key[0] for key in keys_of(cells)] == ["attendre_decoder, top_k 4", "attendre_decoder, top_k 8"]
     assert [cells["fifo"][key].questions for key in keys_of(cells)] == [12, 24]
 
@@ -116,17 +118,17 @@ def test_results_are_told_apart_by_depth(tiny: Tiny, settings: list[str], tmp_pa
             )
         )
     outputs = tmp_path / "outputs"
-    runs = [json.loads(file.read_text()) for file in sorted(outputs.glob("runs/attendre_decoder/*/results.json"))]
+    runs = [run for run in results_in([outputs]) if isinstance(run, AnsweringRun)]
     for results in runs:
-        (row,) = results["metrics"]["test"]
-        shares = [part["contained"] * part["questions"] for part in row["by_depth"]]
-        assert sum(part["questions"] for part in row["by_depth"]) == 12 and sum(shares) == pytest.approx(12 * row["contained"])
-        assert 0 < len(shares) <= 5 and all(0 < part["depth"] < 1 for part in row["by_depth"])
+        row = results.row
+        shares = [cell.contained * cell.questions for cell in row.by_depth]
+        assert sum(cell.questions for cell in row.by_depth) == 12 and sum(shares) == pytest.approx(12 * row.contained)
+        assert 0 < len(shares) <= 5 and all(0 < cell.depth < 1 for cell in row.by_depth)
     (panel,) = depth_panels(runs)
     _, (axis,) = canvas(4, 3, 1)
     panel(axis)
     lengths = [label.get_text() for label in axis.get_xticklabels()]
-    assert len(lengths) == 2 and len(axis.texts) == sum(len(results["metrics"]["test"][0]["by_depth"]) for results in runs)
+    assert len(lengths) == 2 and len(axis.texts) == sum(len(results.row.by_depth) for results in runs)
     run(tiny("stages=[report]", f"report.runs={outputs}/runs/**", f"paths.outputs={outputs}", pictures=True))
     report = outputs / "reports" / "latest"
     assert (report / "depth.png").is_file() and "By depth and length" in (report / "answers.html").read_text()

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import SHARED
 from tests.helpers.experiments import TRANSLATE
+from tests.helpers.results import group_of, made
 from trime.data.batching.published import Budget, Published, fill_batches
 from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.datasets.download import checksum
@@ -42,7 +43,6 @@ from trime.pipeline.model_io import open_network
 from trime.plan.language_model import open_job
 from trime.plan.translation import TranslationPlan
 from trime.report.bootstrap import bleu_difference, corpus_bleu
-from trime.report.groups import Group
 from trime.report.tables import EDGE
 from trime.run.runner import run
 from trime.stages.translation.translate import Translate, bleu_statistics
@@ -192,9 +192,10 @@ def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
     ]
     groups = []
     for number, texts in enumerate(systems):
-        row = {"bleu_statistics": bleu_statistics(texts, references), "documents": [[1.0, 2.0]] * 200}
-        groups.append(Group([{"seed": 0, "name": str(number), "metrics": {"test": [row]}}]))
-        bleu = corpus_bleu(np.array(row["bleu_statistics"]).sum(0))
+        content, statistics = made(str(number), 0, [1.0] * 200), bleu_statistics(texts, references)
+        content["metrics"]["test"] = [content["metrics"]["test"][0] | {"bleu_statistics": statistics}]
+        groups.append(group_of([content]))
+        bleu = corpus_bleu(np.array(statistics).sum(0))
         assert float(bleu) == pytest.approx(BLEU().corpus_score(texts, [references]).score, abs=1e-9)
     ours = bleu_difference(*groups)
     assert ours is not None
@@ -436,7 +437,7 @@ def test_spoilt_files(spoil: Callable[[Path], None], message: str, parallel: Pat
         (["stages=[replay]"], "replay"),
         (["stages=[audit]"], "audit"),
         (["model=tiny"], "model=translation"),
-        (["head=adaptive"], "head=adaptive"),
+        (["head=adaptive"], "model.cutoffs"),
         (["batching=shuffled"], "batching=budget"),
         (["evaluate.analysis=true"], "evaluate.analysis"),
         (["dataset@evaluate.dataset=stdlib_tiny"], "evaluate.dataset"),

@@ -25,7 +25,7 @@ from trime.memory.objective import blockwise_cpu
 from trime.memory.objective.tiles import TargetAndTotal, Tile, TileKernels, Tiles
 from trime.memory.similarity import as_inner_products
 from trime.memory.visibility import Visibility
-from trime.types import Bool, Contexts, Float, Mass, Tensor
+from trime.types import Bool, Contexts, Float, LogMass, Tensor
 
 BLOCK, CUDA_BLOCK = (
     512,
@@ -150,7 +150,7 @@ def blockwise_mass(
     divisor: Float[Tensor, " t"],
     block: int | None = None,
     metric: str = "ip",
-) -> Mass:
+) -> LogMass:
     """Return the mass [t n] of the visible memory for each query; -inf where nothing (with the target) is visible.
 
     The mass is differentiable in the g of both; scores are computed in float32 at least. Where ``query`` and ``memory``
@@ -163,4 +163,4 @@ def blockwise_mass(
         block = block or (CUDA_BLOCK if g.device.type == "cuda" else BLOCK)
         tiles = Tiles(query, memory, visibility, block, query is memory and queries is keys)
         target, total = _Blockwise.apply(queries, keys, divisor.to(g), tiles)
-    return Mass(target, total)
+    return LogMass(target, total)

@@ -6,7 +6,7 @@ import numpy as np
 from numba import prange
 
 from trime.kernels.numba_kernels import LANES, exponentials, lane_sum, numba_jit, run_kernel
-from trime.types import Float, Int, Mass, Tensor
+from trime.types import Float, Int, LogMass, Tensor
 
 
 def entry_masses(
@@ -14,12 +14,12 @@ def entry_masses(
     token: Int[Tensor, "n k"] | Int[Tensor, " k"],
     target: Int[Tensor, " n"],
     divisor: Float[Tensor, " t"],
-) -> Mass:
+) -> LogMass:
     """Return the mass [t n] of entries, separate ones for each target or shared by all; a score of -inf is no entry."""
     masses = score.new_empty(2, len(divisor), len(target))
     kernel = add_up if token.ndim == 2 else add_up_shared
     run_kernel(kernel, score.contiguous(), token.contiguous(), target, divisor.float(), *masses)
-    return Mass(*masses)
+    return LogMass(*masses)
 
 
 @numba_jit(parallel=True)

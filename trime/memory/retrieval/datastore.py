@@ -19,7 +19,7 @@ from trime.io import partial_of, write_tensors
 from trime.memory.objective.entries_cpu import entry_masses
 from trime.memory.retrieval.search import ExactSearch, Search, begin
 from trime.memory.similarity import similarity
-from trime.types import Contexts, Float, Int, Mass, Tensor
+from trime.types import Contexts, Float, Int, LogMass, Tensor
 
 RESCORED = 2**26  # values of stored keys that are read at once to compute similarities
 
@@ -266,9 +266,9 @@ def check_k(k: int, entries: int) -> None:
 
 def retrieved_mass(
     score: Float[Tensor, "n k"], token: Int[Tensor, "n k"], target: Int[Tensor, " n"], divisor: Float[Tensor, " t"]
-) -> Mass:
+) -> LogMass:
     """Return the mass [t n] of retrieved entries for the targets."""
     if score.device.type == "cpu" and score.dtype == torch.float32:
         return entry_masses(score, token, target, divisor)
     scores = score / divisor[:, None, None]
-    return Mass(scores.masked_fill(token != target[:, None], -math.inf).logsumexp(-1), scores.logsumexp(-1))
+    return LogMass(scores.masked_fill(token != target[:, None], -math.inf).logsumexp(-1), scores.logsumexp(-1))

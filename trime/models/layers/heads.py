@@ -1,6 +1,6 @@
 """Output heads, which turn the output representation f into the mass of every token: adaptive or plain softmax.
 
-A head returns a Mass: ``total`` is the log of the mass that all tokens share in Eq. 5, ``target`` the target's part of it.
+A head returns a LogMass: ``total`` is the log of the mass that all tokens share in Eq. 5, ``target`` the target's part of it.
 Logits are computed block by block, and again in the backward pass, so that no [n, v] tensor is kept in memory.
 """
 
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.layers.pick import pick_logit
-from trime.types import Float, Int, Mass, Tensor
+from trime.types import Float, Int, LogMass, Tensor
 
 LOGITS_PER_BLOCK = 2**23  # logits in memory at a time on the CPU: 32 MiB in float32
 CUDA_LOGITS_PER_BLOCK = 2**26  # there, each block costs about a millisecond of launches
@@ -54,9 +54,9 @@ class Softmax(nn.Module):
         if not tied:
             nn.init.normal_(self.weight, std=embedding.width**-0.5)
 
-    def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
+    def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> LogMass:
         """Return the vocabulary's mass: the target's logit and the logsumexp of all logits."""
-        return Mass(*in_blocks(project_and_pick, self.vocabulary, f, target, self.weight))
+        return LogMass(*in_blocks(project_and_pick, self.vocabulary, f, target, self.weight))
 
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
         """Return the log-probability of every token, for generation."""
@@ -100,7 +100,7 @@ class AdaptiveSoftmax(nn.Module):
         """Return the output matrix of the first band's words and the classes."""
         return torch.cat([self.tables[0], self.classes])
 
-    def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
+    def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> LogMass:
         """Return the vocabulary's mass: total T of the head, and log p + T of the target."""
         f = self.dropout(f)
         first = self.bands[0][1]
@@ -117,7 +117,7 @@ class AdaptiveSoftmax(nn.Module):
                 tail = self.project(band, f[inside])
                 tail_logit, tail_total = in_blocks(project_and_pick, high - low, tail, target[inside] - low, self.tables[band])
                 logit = logit.index_add(0, inside, tail_logit - tail_total)
-        return Mass(logit, total)
+        return LogMass(logit, total)
 
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
         """Return the log-probability of every token, for generation."""

@@ -25,7 +25,7 @@ from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.lora import add_lora
 from trime.models.pretrained.reader import Hidden, Stack
 from trime.models.pretrained.rope import RopeDecoder
-from trime.types import Bool, Encoding, Float, Int, Mass, Tensor
+from trime.types import Bool, Encoding, Float, Int, LogMass, Tensor
 
 
 class PretrainedDecoder(nn.Module):
@@ -169,9 +169,9 @@ class PretrainedHead(nn.Module):
         super().__init__()
         self.output = embedding.model.get_output_embeddings()
 
-    def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> Mass:
+    def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> LogMass:
         """Return the target's logit and the logsumexp of all logits."""
-        return Mass(*in_blocks(project_and_pick, len(self.output.weight), f, target, self.output.weight))
+        return LogMass(*in_blocks(project_and_pick, len(self.output.weight), f, target, self.output.weight))
 
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
         """Return the log-probability of every token, for generation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from trime.errors import UserError
 from trime.models.pretrained.loading import check_version
@@ -16,7 +16,7 @@ class Small:
     ``kind``: decoder or encdec, the latter with ``layers`` on both sides; ``max_positions``: positions of pretraining.
     """
 
-    kind: str
+    kind: Literal["decoder", "encdec"]
     width: int
     layers: int
     heads: int
@@ -25,10 +25,8 @@ class Small:
     def build(self, vocabulary: int, end: int, padding: int) -> Any:
         """Return the model with random weights; UserError where its sizes are invalid."""
         check_version()
-        if self.kind not in ("decoder", "encdec") or self.width % self.heads:
-            raise UserError(
-                f"small.model: kind={self.kind} must be decoder or encdec, width={self.width} a multiple of heads={self.heads}"
-            )
+        if self.width % self.heads:
+            raise UserError(f"small.model: width={self.width} must be a multiple of heads={self.heads}")
         special: dict[str, Any] = {"vocab_size": vocabulary, "eos_token_id": end, "pad_token_id": padding}
         return self.llama(special) if self.kind == "decoder" else self.t5(special)
 

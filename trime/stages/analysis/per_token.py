@@ -8,7 +8,7 @@ from typing import Any
 
 from trime.evaluation.scorer import ScoredWindow
 from trime.io import to_json
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.stages.encode import Encode
 from trime.stages.scoring import SCORING, build_scorer, with_progress
 from trime.stages.tune import TunedRows
@@ -17,7 +17,7 @@ FILE = "tokens.jsonl"
 DIGITS = 6  # decimals of probabilities and weights
 
 
-class PerToken(Artefact):
+class PerToken(ConfiguredArtefact):
     """A line of JSON for each scored token of test under the experiment's own row: ``tokens.jsonl``.
 
     Its keys: ``document``, ``position`` in it, ``token``, ``log_probability`` in nats, ``parts`` of the probability that come
@@ -39,7 +39,7 @@ class PerToken(Artefact):
         corpus = self.test.corpus.corpus()
         symbols, names = corpus.vocabulary.symbols, corpus.names(self.test.split) if self.config.evaluate.bounded else None
         with open(folder / FILE, "w", encoding="utf-8") as file:
-            for scored in scorer.scored(with_progress(self.test, "write tokens of")):
+            for scored in scorer.score_row(with_progress(self.test, "write tokens of")):
                 for line in token_lines(scored):
                     token, document = symbols[line["token"]], names[line["document"]] if names else None
                     file.write(

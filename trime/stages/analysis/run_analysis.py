@@ -15,11 +15,11 @@ import torch
 from trime.evaluation.frequency import BUCKETS, TokenMeans, dev_frequency
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.io import write_json
-from trime.memory.external import ExternalMemory
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import CachedSearch
 from trime.metrics import perplexity
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
+from trime.pipeline.rows import sizes_of
 from trime.stages.encode import Encode
 from trime.stages.scoring import SCORING, build_scorer, with_progress
 from trime.stages.tune import TunedRows
@@ -28,12 +28,12 @@ from trime.types import Bool, Contexts, Tensor
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
 
 
-class RunAnalysis(Artefact):
+class RunAnalysis(ConfiguredArtefact):
     """Loss by token frequency, retrieval accuracy, and loss by size of the long memory: ``analysis.json``."""
 
-    kind, stage, format = "analysis", "evaluate", 2
+    kind, stage, format = "analysis", "evaluate", 3
     summary_file = "analysis.json"
-    depends_on = ("tune.memory_size", *SCORING)
+    depends_on = SCORING
 
     def __init__(self, config: Any, test: Encode, tune: TunedRows):
         super().__init__(config)
@@ -54,45 +54,36 @@ class RunAnalysis(Artefact):
         rows = list(self.tune.rows())
         sized = max(number for number, row in enumerate(rows) if isinstance(row, MixtureSpec))  # the last of the papers' rows
         tuned_size = [0] * len(rows)  # the index of a row's tuned memory size among its sizes
-        long = "long" in rows[sized].memories
-        if long:
-            grid = tuple(self.config.tune.memory_size)
-            tuned_size[sized], rows[sized] = grid.index(rows[sized].sizes[0]), replace(rows[sized], sizes=grid)
+        if has_sizes := any(rows[sized].sizes):
+            sizes = sizes_of(self.tune.memories.sources.config, rows[sized].memories)
+            tuned_size[sized], rows[sized] = sizes.index(rows[sized].sizes[0]), replace(rows[sized], sizes=sizes)
         scorer = build_scorer(self.config, rows, self.tune.memories, encoded)
-        external = scorer.memories.get("external")
-        hits = Hits(external.nearest) if isinstance(external, ExternalMemory) else None
-        if hits:
-            hits.nearest.search = CachedSearch(hits.nearest.search)
+        hits = {name: Hits(memory.nearest) for name, memory in scorer.memories.items() if memory.nearest}
+        for each in hits.values():  # scoring and counting search for the same entries
+            each.nearest.search = CachedSearch(each.nearest.search)
         corpus = encoded.corpus.corpus()
         tables = [TokenMeans(len(corpus.vocabulary)) for _ in rows]
-        sizes = torch.zeros(len(rows[sized].sizes), dtype=torch.float64)
-        for window, scores in scorer.scores(with_progress(encoded, "analyse")):
+        losses = torch.zeros(len(rows[sized].sizes), dtype=torch.float64)
+        for window, scores in scorer.score_rows(with_progress(encoded, "analyse")):
             for table, score, number in zip(tables, scores, tuned_size, strict=True):
                 table.add(window.query.token, -score[number, 0])
-            sizes += -scores[sized][:, 0].double().sum(-1).cpu()
-            if hits:
-                hits.add(window.query)
+            losses += -scores[sized][:, 0].double().sum(-1).cpu()
+            for each in hits.values():
+                each.add(window.query)
         counts = dev_frequency(corpus)
-        by_size = dict(zip(map(str, rows[sized].sizes), (sizes / tables[-1].tokens).tolist(), strict=True))
+        by_size = dict(zip(map(str, rows[sized].sizes), (losses / tables[-1].tokens).tolist(), strict=True))
         return {
             "buckets": {
-                row.label: [bucket_losses(bucket) for bucket in table.buckets(counts)]
+                row.label: [
+                    {"bucket": name, "tokens": tokens, "loss": loss, "perplexity": None if loss is None else perplexity(loss)}
+                    for name, tokens, loss in (cell.values() for cell in table.buckets(counts))
+                ]
                 for row, table in zip(rows, tables, strict=True)
             },
-            "retrieval": hits.accuracy() if hits else {},
-            "by_memory_size": by_size if long else {},  # the other settings as tuned
+            "retrieval": next((each.accuracy() for each in hits.values()), {}),  # of the first memory that is searched
+            "retrieval_by_memory": {name: each.accuracy() for name, each in hits.items()},
+            "by_memory_size": by_size if has_sizes else {},  # the other settings as tuned
         }
-
-
-def bucket_losses(bucket: dict[str, Any]) -> dict[str, Any]:
-    """Return a bucket with its mean as loss and as perplexity."""
-    loss = bucket["mean"]
-    return {
-        "bucket": bucket["bucket"],
-        "tokens": bucket["tokens"],
-        "loss": loss,
-        "perplexity": None if loss is None else perplexity(loss),
-    }
 
 
 class Hits:

@@ -5,9 +5,10 @@ The model is not needed: the masses on valid are stored already, and one pass ov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,25 +20,23 @@ from safetensors.torch import load_file
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
 from trime.evaluation.frequency import dev_frequency
 from trime.evaluation.loss_sums import LossSums, summarize_row
-from trime.evaluation.memory_cost import MeteredMemory, now
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.io import write_json, write_tensors
-from trime.memory.base import Memory
-from trime.memory.external import ExternalMemory
+from trime.memory.base import Memory, Window
 from trime.mixtures.experts import ExpertMasses
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
+from trime.pipeline.parts import ArtefactInParts, RunParts, columns_of, grouped, read_part
 from trime.progress import Progress
 from trime.stages.analysis.weights import Bins, Weights, bins_of, token_weights
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.mixture import TuneMixture, build_mixture, fit_mixture, sum_by_document
-from trime.stages.scoring import SCORING, add_sums, build_scorer, sums_as_tensors, text_parts, windows_of
+from trime.stages.scoring import SCORING, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
 
 
-class SubsetMixtures(Artefact):
+class SubsetMixtures(ConfiguredArtefact):
     """A mixture for each subset of a mixture's memories, with its cross-fitted loss on valid; the last has all memories."""
 
     kind, stage = "subset_mixtures", "evaluate"
@@ -71,7 +70,8 @@ class SubsetMixtures(Artefact):
     def row_of(self, names: Sequence[str]) -> FittedMixtureSpec:
         """Return the row of a subset of memories, before its mixture is fitted."""
         full_row = self.tune.row()
-        return replace(full_row, memory_order=tuple(names), sizes=full_row.sizes if "long" in names else MixtureSpec.sizes)
+        sizes = full_row.sizes if self.tune.memories.has_sizes(names) else MixtureSpec.sizes
+        return replace(full_row, memory_order=tuple(names), sizes=sizes)
 
     def rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
         """Return the row of each subset with its fitted mixture, that of all memories last."""
@@ -88,7 +88,7 @@ class SubsetMixtures(Artefact):
         return [*rows, self.tune.rows()[-1]]
 
 
-class Subsets(ArtefactInParts):
+class Subsets(ConfiguredArtefact, ArtefactInParts):
     """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
 
     kind, stage, format = "subsets", "evaluate", 3
@@ -122,7 +122,13 @@ class Subsets(ArtefactInParts):
             "selection": self.mixtures.config.evaluate.subsets,
             "external_search": parts.search,
             "encode_seconds_per_token": self.encoded.summary()["seconds"] / tokens,
-            "costs": {name: total_cost([note["costs"][name] for note in notes], tokens) for name in parts.memories},
+            "costs": {
+                name: {
+                    "bytes": max(note["costs"][name]["bytes"] for note in notes),
+                    "seconds_per_token": sum(note["costs"][name]["seconds"] for note in notes) / tokens,
+                }
+                for name in parts.memories
+            },
             "weights": weights.summary(dev_frequency(corpus)),
             "subsets": [
                 subset_result(row, subset["valid_loss"], row_sums, row_seconds)
@@ -132,17 +138,13 @@ class Subsets(ArtefactInParts):
         write_json(folder / "subsets.json", content)
 
 
-class SubsetParts(Parts):
+class SubsetParts(SplitParts):
     """Parts of the test split: summed losses of every subset, and of each token the weights that the full mixture gives."""
 
     def __init__(self, subsets: Subsets, folder: Path):
-        self.subsets, self.folder, self.rows = subsets, folder, subsets.mixtures.rows()
+        self.subsets, self.rows = subsets, subsets.mixtures.rows()
         full_row, memories = self.rows[-1], subsets.tune.memories
-        self.parts = text_parts(subsets.encoded, max(full_row.carries, memories.carried(full_row.memories)))
-        self.sizes = [part.tokens for part in self.parts]
-
-    def file(self, number: int) -> Path:
-        return self.folder / f"part-{self.parts[number].name}.safetensors"
+        super().__init__(folder, subsets.encoded, max(full_row.state_scope, memories.state_scope(full_row.memories)))
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -163,20 +165,18 @@ class SubsetParts(Parts):
 
     @property
     def search(self) -> dict[str, Any] | None:
-        """How the external memory is searched, if there is one."""
-        external = self.memories.get("external")
-        if not isinstance(external, ExternalMemory):
-            return None
-        return describe_search(self.memories) | {"keys": external.nearest.store.keys.dtype}
+        """How datastores are searched, if there are any, and the type of their keys."""
+        dtypes = dict.fromkeys(memory.nearest.store.keys.dtype for memory in self.memories.values() if memory.nearest)
+        return describe_search(self.memories) | {"keys": " and ".join(dtypes)} if dtypes else None
 
     def make(self, number: int, advance: Advance) -> None:
         part, meters = self.parts[number], {name: MeteredMemory(memory) for name, memory in self.memories.items()}
         scorer, sums, seconds = self.scorer, [LossSums() for _ in self.rows], [0.0 for _ in self.rows]
-        scorer.memories = {**meters}
+        scorer.memories = {**meters}  # type: ignore[dict-item]
         scorers, tokens, shares, bins = [row.window_scorer() for row in self.rows], [], [], []
         full_scorer = scorers[-1]
         assert isinstance(full_scorer, FittedScorer)
-        for window, masses in scorer.masses(windows_of(self.subsets.encoded, part)):
+        for window, masses in scorer.query(windows_of(self.subsets.encoded, part)):
             for row, (score_window, row_masses) in enumerate(zip(scorers, masses, strict=True)):
                 started = now()
                 score = score_window(window, row_masses)
@@ -189,14 +189,37 @@ class SubsetParts(Parts):
             advance(len(window.vocabulary.total))
         tensors = {"token": torch.cat(tokens).cpu(), "share": torch.cat(shares).cpu(), "bin": torch.cat(bins).cpu()}
         tensors |= sums_as_tensors(sums)
-        costs = {name: {"bytes": meter.bytes, "seconds": meter.seconds} for name, meter in meters.items()}
+        costs = {name: {"bytes": meter.peak_bytes, "seconds": meter.seconds} for name, meter in meters.items()}
         write_tensors(self.file(number), tensors, {"seconds": seconds, "costs": costs})
 
 
-def total_cost(costs: Sequence[dict[str, float]], tokens: int) -> dict[str, float]:
-    """Return a memory's peak size and time per token, from those of each part."""
-    seconds = sum(cost["seconds"] for cost in costs)
-    return {"bytes": max(cost["bytes"] for cost in costs), "seconds_per_token": seconds / tokens}
+class MeteredMemory:
+    """A stand-in for a memory that records ``seconds``, the time of its calls, and its ``peak_bytes``."""
+
+    def __init__(self, memory: Memory):
+        self.memory, self.seconds, self.peak_bytes = memory, 0.0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.memory, name)
+        return partial(self.timed, value) if name in ("prefetch", "mass", "experts", "write") else value
+
+    def request(self, windows: list[Window]) -> Callable[[], list[Any]]:
+        """Return ``prefetch`` of these windows, which begins when its result is waited for, so that its time is known."""
+        return partial(self.timed, self.memory.prefetch, windows)
+
+    def timed(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the memory and add its duration to ``seconds``."""
+        started = now()
+        result = function(*arguments)
+        self.seconds, self.peak_bytes = self.seconds + now() - started, max(self.peak_bytes, self.memory.bytes)
+        return result
+
+
+def now() -> float:
+    """Return the time in seconds, after all work queued on the device is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def subset_result(row: MixtureSpec | FittedMixtureSpec, dev: float, sums: LossSums, seconds: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""replay of TRIME's long memory, whose entries are contexts that the encoded test split already holds.
+"""replay of a memory whose entries are contexts that the encoded test split already holds, as TRIME's long memory.
 
 The model's computation does not depend on this memory, so that a replay equals the run itself: perplexity is that
-of the experiment's last row without external memory, at its tuned temperatures.
+of the experiment's last row that reads no datastore, at its tuned temperatures.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from trime.errors import UserError
 from trime.evaluation.mixture_spec import MixtureSpec
 from trime.evaluation.scorer import Scorer
 from trime.eviction.base import EvictionPolicy
-from trime.memory.base import Carried, Window
-from trime.memory.local import LocalMemory
-from trime.memory.long import LongMemory
-from trime.memory.similarity import similarity
+from trime.memory.base import Memory, ReplayableMemory, StateScope, Window
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.parts import RunParts
 from trime.pipeline.processes import DEVICE
@@ -28,15 +25,17 @@ from trime.stages.encode import Encode
 from trime.stages.eviction.replay import Piece, Replay, ReplayedDocument, ReplayResult
 from trime.stages.scoring import SCORING, text_parts, windows_of
 from trime.stages.tune import TunedRows
-from trime.types import Float, Int, Tensor
 
-NO_ROW = "stages=[replay] needs a row with long and without external memory: experiment=trime_long; or experiment=memorizing"
+NO_ROW = (
+    "stages=[replay] needs a row of evaluate.rows with a memory that eviction= bounds and none that reads a datastore: "
+    "experiment=trime_long; or experiment=memorizing"
+)
 
 
 class ContextReplay(Replay):
-    """Replays policies of the long memory over the encoded test split."""
+    """Replays policies of a row's memory over the encoded test split."""
 
-    depends_on = (*Replay.depends_on, "long", "similarity", *SCORING)
+    depends_on = (*Replay.depends_on, *SCORING)
     unhashed = DEVICE
 
     def __init__(
@@ -48,13 +47,17 @@ class ContextReplay(Replay):
     def needs(self) -> list[Artefact]:
         return [self.encoded, self.tune]
 
-    def row(self) -> MixtureSpec:
-        """Return the last row with long and without external memory, at its best settings; UserError if there is none."""
-        grid_rows = [row for row in self.tune.rows() if isinstance(row, MixtureSpec)]
-        rows = [row for row in grid_rows if "long" in row.memories and "external" not in row.memories]
-        if not rows:
-            raise UserError(NO_ROW)
-        return replace(rows[-1], sizes=tuple(self.sizes))
+    def row(self) -> tuple[MixtureSpec, str]:
+        """Return the last row, at its best settings, whose memories hold the text being read, and its memory with a policy.
+
+        UserError if there is none. A memory that is read from artefacts would cost each policy and size a search.
+        """
+        memories = self.tune.memories
+        for row in reversed(self.tune.rows()):
+            replayed = row.memories & memories.replayable.keys()
+            if isinstance(row, MixtureSpec) and len(replayed) == 1 and not row.memories & memories.stored.keys():
+                return replace(row, sizes=tuple(self.sizes)), replayed.pop()
+        raise UserError(NO_ROW)
 
     def exact(self) -> bool:
         return True
@@ -63,51 +66,45 @@ class ContextReplay(Replay):
         return self.encoded.corpus.metric
 
     def memories(self) -> list[str]:
-        return ["long memory"]
+        return [f"{self.row()[1]} memory"]
 
     def pieces(self, memory: str) -> list[Piece]:
         if self.config.compatibility.sorted_windows:
             raise UserError("stages=[replay] reads text in its order: set compatibility.sorted_windows=false")
-        carried = Carried.TEXT if self.config.long.across_documents else Carried.DOCUMENT
-        return [Piece(memory, part.name, part) for part in text_parts(self.encoded, carried)]
+        scope = self.tune.memories.replayable[self.row()[1]].state_scope
+        return [Piece(memory, part.name, part) for part in text_parts(self.encoded, scope)]
 
     def documents(self, piece: Piece) -> Iterator[ReplayedDocument]:
-        across_documents, row = self.config.long.across_documents, self.row()
+        row, name = self.row()
+        memories = self.tune.memories.open_all(self.encoded.summary(), [], row.memories)
+        bounded = memories[name].state_scope != StateScope.CORPUS  # else one memory reads all documents
         windows = windows_of(self.encoded, piece.source)
-        for _, group in groupby(windows, lambda window: 0 if across_documents else int(window.contexts.positions.document[0])):
-            yield ContextDocument(list(group), row, self.config)
+        for _, group in groupby(windows, lambda window: int(window.contexts.positions.document[0]) if bounded else 0):
+            yield ContextDocument([*group], row, name, memories, self.config.evaluate.scaled_interpolation)
 
 
 class ContextDocument:
-    """The windows between two resets of the memory, with the attention mass that each gives to earlier contexts."""
+    """The windows between two resets of the memory ``name``, with the attention mass that each gives to earlier contexts."""
 
-    def __init__(self, windows: list[Window], row: MixtureSpec, config: DictConfig):
-        self.windows, self.row, self.config = windows, row, config
+    def __init__(self, windows: list[Window], row: MixtureSpec, name: str, memories: dict[str, Memory], scaled: bool):
+        self.windows, self.row, self.name, self.memories, self.scaled = windows, row, name, memories, scaled
+        memory = memories[name]
+        assert isinstance(memory, ReplayableMemory)
+        self.memory = memory
         lengths = torch.tensor([len(window.query.token) for window in windows])
         self.starts = lengths.cumsum(0) - lengths
-        self.g = torch.cat([window.query.g for window in windows])
-        self.mass = torch.stack([self.received_mass(number) for number in range(len(windows))]).cpu()
-
-    def received_mass(self, number: int) -> Float[Tensor, " n"]:
-        """Return the attention mass that a window's queries give each context in an unlimited memory."""
-        mass, query = self.g.new_zeros(len(self.g)), self.windows[number].query.g
-        overlap = 0 if self.config.long.include_window else self.windows[number].num_context
-        count = max(int(self.starts[number]) - overlap, 0)
-        if count:
-            score = similarity(query, self.g[:count], self.config.similarity) / query.shape[1] ** 0.5
-            mass[:count] = score.softmax(-1).sum(0)
-        return mass
+        g = torch.cat([window.query.g for window in windows])
+        self.mass = torch.zeros(len(windows), len(g))
+        for number, (window, start) in enumerate(zip(windows, self.starts.tolist(), strict=True)):
+            self.mass[number, :start] = self.memory.attention(window, g[:start]).cpu()
 
     def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
         """Return the result at each size, from one pass over the document."""
-        long, metric = self.config.long, self.config.similarity
-        memory = LongMemory(sizes, policy, long.across_documents, long.include_window, metric, selective=True)
-        memories = {"local": LocalMemory(metric), "long": memory}
-        scorer = Scorer([self.row], memories, self.config.evaluate.scaled_interpolation)
+        replayed = self.memory.with_policy(policy, sizes)
+        scorer = Scorer([self.row], self.memories | {self.name: replayed}, self.scaled)
         mass, loss = [0.0] * len(sizes), torch.zeros(len(sizes), dtype=torch.float64)
-        for step, (window, (score,)) in enumerate(scorer.scores(iter(self.windows))):
+        for step, (window, (score,)) in enumerate(scorer.score_rows(iter(self.windows))):
             loss -= score[:, 0].double().sum(-1).cpu()
-            for number, state in enumerate(memory.states_for(window)):
-                position: Int[Tensor, " m"] = state.ranking.position[0].cpu()
-                mass[number] += float(self.mass[step, position[position >= 0]].sum())
-        return [ReplayResult(*sums, len(self.g)) for sums in zip(mass, loss.tolist(), strict=True)]
+            for number, position in enumerate(replayed.retained_positions(window)):
+                mass[number] += float(self.mass[step, position.cpu()].sum())
+        return [ReplayResult(*sums, self.mass.shape[1]) for sums in zip(mass, loss.tolist(), strict=True)]

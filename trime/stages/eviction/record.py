@@ -19,7 +19,7 @@ from trime.errors import UserError
 from trime.io import write_json, write_tensors
 from trime.models.backbones.memorizing.transformer import KNNAttention
 from trime.models.network import Reader
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.model_io import NETWORK, open_network
 from trime.pipeline.precision import resolved_precision
 from trime.pipeline.processes import DEVICE, device_of
@@ -31,7 +31,7 @@ from trime.types import Tensor
 NO_MEMORY = "stages=[record] needs a model with a built-in memory: experiment=memorizing"
 
 
-class Record(Artefact):
+class Record(ConfiguredArtefact):
     """Query and key [tokens h d] of each memory layer, in ``00000.safetensors`` and so on, and ``record.json``."""
 
     kind, depends_on = "record", ("evaluate.block", "evaluate.lines")

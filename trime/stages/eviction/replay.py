@@ -24,7 +24,7 @@ from trime.eviction.base import EvictionPolicy, topk_mask
 from trime.eviction.clairvoyant import Clairvoyant
 from trime.io import plain, write_json
 from trime.memory.bounded import BoundedMemory
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
 from trime.pipeline.settings import Keys
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
     source: Any
 
 
-class Replay(ArtefactInParts):
+class Replay(ConfiguredArtefact, ArtefactInParts):
     """Retained mass, and loss for the long memory, by memory, policy and size: ``replay.json``."""
 
     kind = "replay"
@@ -152,10 +152,14 @@ def replay_rows(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, by_size in document["results"].items():
             for size, result in zip(document["sizes"], by_size, strict=True):
                 results.setdefault((name, size), []).append(ReplayResult(*result))
-    total_mass = sum(document["mass"] for document in documents)
+    total_mass, rows = sum(document["mass"] for document in documents), []
     if not total_mass:
         raise UserError("replay: nothing to remember, because no document is longer than a window: raise evaluate.tokens")
-    return [{"policy": name, "size": size, **summarize(parts, total_mass)} for (name, size), parts in results.items()]
+    for (name, size), parts in results.items():
+        tokens = sum(result.tokens for result in parts)  # 0 where a replay knows no losses
+        row = {"policy": name, "size": size, "retained": sum(result.mass for result in parts) / total_mass}
+        rows.append(row | ({"loss": sum(result.loss for result in parts) / tokens} if tokens else {}))
+    return rows
 
 
 def replayed_policies(config: DictConfig) -> dict[str, DictConfig]:
@@ -183,13 +187,6 @@ def policy_config(config: DictConfig, name: str) -> DictConfig:
     return merged.eviction
 
 
-def summarize(results: list[ReplayResult], total_mass: float) -> dict[str, float]:
-    """Return the retained share of the mass and, if there is one, the loss per token."""
-    tokens = sum(result.tokens for result in results)
-    share = {"retained": sum(result.mass for result in results) / total_mass}
-    return share | ({"loss": sum(result.loss for result in results) / tokens} if tokens else {})
-
-
 class KeyReplay(Replay):
     """Replays policies of the memory inside a model, from recorded queries and keys."""
 
@@ -201,11 +198,6 @@ class KeyReplay(Replay):
 
     def needs(self) -> list[Artefact]:
         return [self.record]
-
-    @property
-    def top_k(self) -> int:
-        """How many entries a query retrieves."""
-        return int(self.config.model.backbone.memory.top_k)
 
     def exact(self) -> bool:
         information = self.record.summary()
@@ -219,7 +211,9 @@ class KeyReplay(Replay):
 
     def documents(self, piece: Piece) -> Iterator[ReplayedDocument]:
         segment = self.record.summary()["segment"]
-        yield KeyDocument(load_file(piece.source), int(piece.memory.split()[-1]), segment, self.top_k)
+        yield KeyDocument(
+            load_file(piece.source), int(piece.memory.split()[-1]), segment, int(self.config.model.backbone.memory.top_k)
+        )
 
 
 class KeyDocument:
@@ -255,13 +249,10 @@ class KeyDocument:
             positions.append(position[position >= 0].sort().values)
             query_position = torch.arange(start, min(start + self.segment, self.length))[None]
             if policy.uses_attention:
-                summary = policy.observe(policy.begin(state.ranking), self.block(query_position, position))
+                score = (self.query[:, query_position[0]] @ self.key[:, position[0].clamp(min=0)].transpose(1, 2))[None]
+                score = score.masked_fill((position < 0)[:, None, None], -torch.inf)
+                block = AttentionBlock(score, query_position, topk_mask(score, self.top_k))
+                summary = policy.observe(policy.begin(state.ranking), block)
                 state = state._replace(ranking=policy.finalize(state.ranking, summary))
             state = memory.update(state, (query_position.float(),), query_position)
         return positions
-
-    def block(self, query_position: Int[Tensor, "_ q"], position: Int[Tensor, "_ m"]) -> AttentionBlock:
-        """Return the scores that a segment's queries give the entries, and which entries they retrieve."""
-        score = (self.query[:, query_position[0]] @ self.key[:, position[0].clamp(min=0)].transpose(1, 2))[None]
-        score = score.masked_fill((position < 0)[:, None, None], -torch.inf)
-        return AttentionBlock(score, query_position, topk_mask(score, self.top_k))

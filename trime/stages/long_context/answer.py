@@ -21,7 +21,7 @@ from trime.metrics import ResourceUsage, Usage, processor_ms
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.config_hash import QUESTION_PLACES
 from trime.pipeline.engines import Advance
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
@@ -52,7 +52,7 @@ READING = (
 )
 
 
-class Answer(ArtefactInParts):
+class Answer(ConfiguredArtefact, ArtefactInParts):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 
     kind, depends_on = "answer", ("questions", "eviction", "answering")

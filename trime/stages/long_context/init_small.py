@@ -12,13 +12,13 @@ from omegaconf import DictConfig
 
 from trime.data.byte_pairs import train_pieces
 from trime.models.pretrained.tokenizer import END, PADDING, save_tokenizer
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import ConfiguredArtefact
 from trime.stages.prepare import PreparedText
 
 log = logging.getLogger(__name__)
 
 
-class InitSmall(Artefact):
+class InitSmall(ConfiguredArtefact):
     """An untrained ``small.model`` with a tokenizer of ``small.vocabulary`` byte pairs, in the transformers format."""
 
     kind, depends_on = "init_small", ("small.model", "small.vocabulary", "seed")
@@ -28,7 +28,7 @@ class InitSmall(Artefact):
         self.text = text
 
     def settings(self) -> Any:
-        return super().settings() | self.text.content()
+        return super().settings() | self.text.text_identity()
 
     def build(self, folder: Path) -> None:
         documents = self.text.dataset.documents("train")

@@ -20,7 +20,7 @@ from trime.errors import UserError
 from trime.io import plain, write_json
 from trime.metrics import ResourceUsage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import ConfiguredArtefact
 from trime.pipeline.config_hash import QUESTION_PLACES
 from trime.pipeline.precision import resolved_precision
 from trime.pipeline.settings import plain_settings, without
@@ -38,7 +38,7 @@ LEARNED = (  # settings of the model and of how it learns; small.updates is what
 )
 
 
-class TrainSmall(Artefact):
+class TrainSmall(ConfiguredArtefact):
     """A small model that is trained to answer questions: model and tokenizer in the transformers format, ``train.json``."""
 
     kind, format = "train_small", 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.io import plain
 from trime.models.checkpoints.fairseq import FairseqCheckpoint
 from trime.models.checkpoints.fairseq_translation import translation_network_from_checkpoint
 from trime.models.network import Network, save_network
@@ -38,13 +38,14 @@ class Dictionaries(NamedTuple):
         return Dictionaries(Vocabulary.load(folder / SOURCE), Vocabulary.load(folder / TARGET))
 
 
+@dataclass(frozen=True, eq=False)
 class ImportTranslation(ImportedModel):
     """Import with two dictionaries, the source language's first; it adds ``source.vocabulary.json``."""
 
     @cached_property
     def files(self) -> list[Path]:
         """The dictionary files of source and target; UserError if there are not two."""
-        names = plain(self.config.dictionary)
+        names = self.dictionary
         if not isinstance(names, list) or len(names) != 2:
             raise UserError(
                 f"checkpoint={self.file} is a file: name its fairseq dictionaries too, 'dictionary=[dict.de.txt,dict.en.txt]', "
@@ -57,7 +58,7 @@ class ImportTranslation(ImportedModel):
         """The dictionaries in which text is read."""
         return Dictionaries(*map(Vocabulary.from_dictionary, self.files))
 
-    def settings(self) -> Any:
+    def identity(self) -> Any:
         return {"checkpoint": self.content, "vocabulary": self.dictionaries.fingerprints}
 
     def convert(self, folder: Path, released: FairseqCheckpoint) -> Network:

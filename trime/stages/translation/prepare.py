@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 
 from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.corpus import build_corpus, symbol_counts
@@ -19,23 +19,26 @@ from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import write_json
+from trime.pipeline.artefact import Free
 from trime.stages.prepare import PreparedText, log_statistics
 from trime.stages.translation.import_checkpoint import Dictionaries
 
 
+@dataclass(frozen=True, eq=False)
 class PreparePairs(PreparedText):
     """The parallel corpus of a dataset, in its own vocabularies or in an imported model's ``dictionaries``."""
 
-    depends_on = ("vocabulary.max_size", "translation.joined_dictionary")
+    joined_dictionary: bool = False  # both languages share one
+    dictionaries: Free[Dictionaries | None] = None
 
-    def __init__(self, config: DictConfig, dataset_config: DictConfig, dictionaries: Dictionaries | None = None):
-        super().__init__(config, dataset_config)
-        self.dictionaries = dictionaries
+    def identity(self) -> Any:
+        dictionaries = {"dictionaries": self.dictionaries.fingerprints} if self.dictionaries else {}
+        return super().identity() | {"languages": self.text.languages} | dictionaries
 
     @cached_property
     def text(self) -> Parallel:
         """The parallel text; UserError if the dataset is not parallel text."""
-        text = instantiate(self.dataset_config, _convert_="all")
+        text = instantiate(self.described, _convert_="all")
         if not isinstance(text, Parallel):
             raise UserError("this experiment translates: choose dataset=phrases, multi30k, iwslt14 or parallel")
         if text.detokenize and not text.cut:
@@ -48,10 +51,6 @@ class PreparePairs(PreparedText):
     def dataset(self) -> Dataset:
         """The target side as a dataset."""
         return Side(self.text, 1, PresegmentedText())
-
-    def settings(self) -> Any:
-        dictionaries = {"dictionaries": self.dictionaries.fingerprints} if self.dictionaries else {}
-        return super().settings() | {"languages": self.text.languages} | dictionaries
 
     def build(self, folder: Path) -> None:
         text, tokenizer = self.text, self.tokenizer(folder)
@@ -76,14 +75,14 @@ class PreparePairs(PreparedText):
                 "a released checkpoint reads Moses' tokens in pieces of its own BPE codes: prepare the text as fairseq's "
                 "prepare-iwslt14.sh does and set dataset.cut=true"
             )
-        pieces = JointBPE.train(chain.from_iterable(self.text.pairs("train")), self.config.vocabulary.max_size)
+        pieces = JointBPE.train(chain.from_iterable(self.text.pairs("train")), self.vocabulary.max_size)  # type: ignore[arg-type]
         pieces.save(folder / PIECES)
         return pieces
 
     def training_dictionaries(self, source: Side, target: Side) -> Dictionaries:
         """Return one dictionary for both languages, or one for each (as fairseq-preprocess --joined-dictionary or without)."""
         counts = symbol_counts(source), symbol_counts(target)
-        if self.config.translation.joined_dictionary:
+        if self.joined_dictionary:
             joined = Vocabulary.fairseq_from_counts(counts[0] + counts[1], None, 1)
             return Dictionaries(joined, joined)
         return Dictionaries(*(Vocabulary.fairseq_from_counts(count, None, 1) for count in counts))

@@ -15,7 +15,7 @@ from trime.data.parallel.corpus import ParallelCorpus
 from trime.io import read_json_lines, write_atomically, write_json
 from trime.metrics import ResourceUsage, Usage
 from trime.models.network import Network
-from trime.pipeline.artefact import Artefact
+from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
 from trime.pipeline.model_io import NETWORK, open_network
 from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
@@ -35,7 +35,7 @@ ALONE = (
 SEARCH = (*ALONE, "unweighted_external")  # and of the model with memories
 
 
-class Translate(ArtefactInParts):
+class Translate(ConfiguredArtefact, ArtefactInParts):
     """Translations of a split by some rows of a table, in ``row-N.jsonl``, and their BLEU, in ``bleu.json``."""
 
     kind = "translate"
@@ -86,8 +86,8 @@ class Translate(ArtefactInParts):
     def translator(self, number: int) -> Translator:
         """Return what translates the split by a row of the table, with the settings tuned for it."""
         row = self.tune.rows()[number]
-        index = self.tune.for_row(number).memories.sources.index
-        nearest = index.knn_memory(self.encoded.summary()) if row.memories and index else None
+        memories = self.tune.for_row(number).memories.open_all(self.encoded.summary(), [], row.memories)
+        nearest = next((memory.nearest for memory in memories.values()), None)
         return Translator(self.network, row, nearest, self.corpus, self.config)
 
     @cached_property

@@ -26,7 +26,7 @@ MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # so that the end of a senten
 
 
 class Translator:
-    """Translates sentences by beam search under a row's mixture of vocabulary and external memory."""
+    """Translates sentences by beam search under a row's mixture of vocabulary and one datastore."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Translator:
         attribution, _ = self.attribution(logits, f, g, sentence)
         if isinstance(self.row, FittedMixtureSpec) or not (self.unweighted and self.row.joint):
             return attribution.probability.clamp(min=MIN_PROBABILITY).log()
-        memory = attribution.parts["external"]
+        (memory,) = (part for name, part in attribution.parts.items() if name != "vocabulary")
         total = attribution.parts["vocabulary"] + memory / memory.sum(1, keepdim=True).clamp(min=MIN_PROBABILITY)
         return total.clamp(min=MIN_PROBABILITY).log()
 
@@ -132,7 +132,8 @@ class Translator:
             return Attribution({"vocabulary": logits.softmax(1)}, {}), {}
         zeros = torch.zeros(len(g), dtype=torch.long, device=g.device)
         similarity, token, number = self.nearest.entries(Contexts(g.float(), zeros, TokenPosition(sentence, sentence, zeros)))
-        entries = {"external": Entries(similarity, token, number.to(token.device))}
+        (name,) = self.row.memories  # a translation has one memory
+        entries = {name: Entries(similarity, token, number.to(token.device))}
         if isinstance(self.row, FittedMixtureSpec):
             assert self.mixture is not None
             experts = expert_distributions(self.row, logits, entries, g.shape[1], self.scaled)

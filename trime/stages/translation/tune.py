@@ -26,7 +26,7 @@ class TuneByBleu(TunedRows):
     other rows at each K, each with its own best temperatures or its own fitted mixture.
     """
 
-    kind, stage, format = "tune_bleu", "tune", 2
+    kind, stage, format = "tune_bleu", "tune", 3
 
     def __init__(
         self, config: DictConfig, tunes: dict[int, TunedRows], without_memory: Translate, with_memory: dict[int, Translate]

@@ -1,0 +1,139 @@
+"""Several memories of one kind side by side: two datastores of different text, each with settings of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+import trime
+from tests.conftest import composed
+from trime.errors import UserError
+from trime.inspection.audit import audit
+from trime.plan.language_model import Plan
+from trime.report.tables import run_table
+from trime.run.preflight import check
+from trime.run.runner import run
+from trime.stages.memories import DatastoreMemory
+
+Tiny = Callable[..., DictConfig]
+OTHER = "test_memories.external_other"
+SECOND = ["+test_memories@test_memories.external_other=external"]
+ROWS = "[{joint: []}, {joint: [local, external, external_other]}, {joint: [], interpolate: [[external], [external_other]]}]"
+
+
+@pytest.fixture(scope="module")
+def two(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    """Return a run with two datastores of different text, and the folder of the second text."""
+    folder = tmp_path_factory.mktemp("other")
+    for number in range(6):
+        (folder / f"{number}.txt").write_text(
+            "import os\nimport sys\n\nfor name in os.environ:\n    print(name)\n" * (9 + number)
+        )
+    config = tiny(
+        "experiment=knn_lm",
+        *SECOND,
+        f"+{OTHER}.datastore={{dataset: {{_target_: trime.data.datasets.folder.Folder, path: {folder},"
+        " tokenizer: {_target_: trime.data.tokenizers.PythonSource}}, tokens: 300}",
+        f"+{OTHER}.index={{factory: null, k: 16, rescore: true}}",
+        *(
+            "index.metric=ip",
+            "index.k=24",
+            "datastore.tokens=4000",
+            f"evaluate.rows={ROWS}",
+            "evaluate.analysis=true",
+            "evaluate.tokens=1200",
+        ),
+    )
+    check(config)
+    run(config)
+    return Plan(config), folder
+
+
+def test_each_memory_has_its_text_and_its_index(two: tuple[Plan, Path]) -> None:
+    plan, folder = two
+    one, other = plan.memories.datastores
+    assert one.store.name != other.store.name and one.index.name != other.index.name
+    assert (one.index.config.index.k, other.index.config.index.k) == (24, 16)
+    results = json.loads((plan.run_folder / "results.json").read_text())
+    described = results["datastores"]
+    assert list(described) == ["external", "external_other"] and results["datastore"] == described["external"]
+    assert described["external"]["entries"] == 4000 > 300 == described["external_other"]["entries"]
+    assert described["external_other"]["dataset"] == folder.name and all("recall" in each for each in described.values())
+    rows = results["metrics"]["test"]
+    assert rows[1]["memories"] == "vocabulary + local + external + external_other"
+    assert rows[2]["memories"] == "vocabulary ⊕ (external) ⊕ (external_other)"
+    assert rows[-1]["memories"].endswith("vocabulary, local, external, external_other") and rows[-1]["k"] == "24 and 16"
+    assert rows[-1]["search"] == "exact and exact, rescored"
+    assert set(results["subsets"]["costs"]) == {"local", "external", "external_other"}
+    hits = results["analysis"]["test"]["retrieval_by_memory"]
+    assert hits["external"].keys() == hits["external_other"].keys() == {"1", "8"} and hits["external"] != hits["external_other"]
+    assert any("external_other" in cell for line in run_table(results)[1] for cell in line)
+
+
+def test_their_masses_are_those_of_each_alone(two: tuple[Plan, Path]) -> None:
+    """Neither sees entries of the other: the joint row's parts are the entries that each search finds."""
+    plan, _ = two
+    opened = plan.memories.open_all(plan.test.summary(), [], {"external", "external_other"})
+    for name, memory in opened.items():
+        stored = plan.memories.stored[name]
+        assert isinstance(stored, DatastoreMemory) and memory.nearest is not None
+        assert len(memory.nearest.store) == stored.index.summary()["entries"]
+
+
+def test_a_bundle_has_both_and_explains_by_both(two: tuple[Plan, Path], tmp_path: Path) -> None:
+    plan, folder = two
+    plan.config.stages, plan.config.export.path = ["export"], f"{tmp_path}/bundle"
+    run(plan.config)
+    original, bundle = trime.load(plan.run_folder), trime.load(tmp_path / "bundle")
+    prompt = "import os\nimport sys\n\nfor name in"
+    assert original.score(prompt) == bundle.score(prompt)
+    explained = bundle.explain(prompt, 3, entries=6, temperature=0)
+    assert explained == original.explain(prompt, 3, entries=6, temperature=0)
+    assert all(token.parts.keys() == {"vocabulary", "local", "external", "external_other"} for token in explained)
+    places: dict[str, set[str]] = {}
+    for token in explained:
+        for entry in token.entries:
+            places.setdefault(entry["memory"], set()).add(entry["place"])
+    names = {file.name for file in folder.iterdir()}
+    assert all(place.split(",")[0] in names for place in places["external_other"])
+    assert not any(place.split(",")[0] in names for place in places.get("external", ()))
+    texts = [file.read_text() for file in (tmp_path / "bundle").rglob("*.json")]
+    assert not any(str(folder) in text for text in texts), "no place of this machine"
+
+
+def test_both_are_audited(two: tuple[Plan, Path]) -> None:
+    plan, _ = two
+    results: dict[str, Any] = audit(plan)
+    assert results["test_documents_in_datastore"] and not results["datastore_is_the_test_text"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ([f"+{OTHER}.index={{kk: 3}}"], "test_memories.external_other.index.kk"),
+        ([f"+{OTHER}.index={{k: 0}}"], "test_memories.external_other.index.k=0"),
+        ([f"+{OTHER}.index={{metric: l2}}"], "external_other compares"),
+        ([f"+{OTHER}.datastore={{block: 0}}"], "test_memories.external_other.datastore.block=0"),
+        (["+memories.one_more={_target_: trime.memory.local.Nowhere}", "evaluate.rows=[{joint: [one_more]}]"], "one_more"),
+    ],
+)
+def test_mistakes_name_the_memory(settings: list[str], named: str) -> None:
+    rows = "evaluate.rows=[{joint: []},{joint: [external, external_other]}]"
+    with pytest.raises(UserError) as error:
+        check(composed("experiment=trime_ext", "dataset=stdlib_tiny", *SECOND, rows, *settings))
+    assert named in str(error.value) and "\n" not in str(error.value)
+
+
+def test_memories_of_different_sizes_are_not_tuned_together() -> None:
+    longer = [
+        "+test_memories@test_memories.longer=long",
+        "test_memories.longer.sizes=[8,16]",
+        "evaluate.rows=[{joint: [long, longer]}]",
+    ]
+    with pytest.raises(UserError, match="long and longer"):
+        check(composed("experiment=trime_long", "dataset=stdlib_tiny", *longer))

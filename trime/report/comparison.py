@@ -1,0 +1,302 @@
+"""Compare the runs of one text: groups of seeds, their differences to a baseline, and the results of the papers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from omegaconf import DictConfig
+
+from trime.io import plain
+from trime.report import tables
+from trime.report.bootstrap import bleu_difference, difference, interval_of
+from trime.report.canvas import BLUE, GREY, Panel, canvas, draw_dots, finish_size_axis, line_style, save_panels, save_picture
+from trime.report.figures import Figure, sizes_panel
+from trime.report.groups import Group, baseline_of, comparable, group_labels, group_runs, metric_names, rank_groups, size_text
+from trime.report.page import Section, picture_sections
+from trime.report.run_result import ScoredRun
+from trime.report.tables import Replay, Table
+
+# By the title of a set of published results and the experiment's name: dev and test, or test alone.
+PublishedResults = dict[str, dict[str, list[float]]]
+INTERVAL = "vs {}, 95 % interval"  # the column of differences to a baseline
+PUBLISHED_NOTE = (
+    "Columns with * hold results published for the papers' texts and larger budgets, dev / test or test alone: compare their "
+    "order."
+)
+VERDICTS = {
+    "agrees": "agree with the paper in sign",
+    "disagrees": "disagree",
+    "no difference shown": "show no difference",
+    "no interval": "have no interval",
+    "too few units": "have too few units for a verdict",
+}
+
+
+class Comparison(NamedTuple):
+    """The runs of one text: groups of seeds, their table, and the order of pairs beside that of published results."""
+
+    runs: list[ScoredRun]
+    groups: list[Group]
+    table: Table
+    order: Table
+    against: str
+
+    @property
+    def title(self) -> str:
+        """Return the title of the text."""
+        return self.runs[0].title
+
+    @property
+    def footnotes(self) -> list[str]:
+        """Return how the table's columns and marks are to be read."""
+        units, header = " or ".join(sorted({units_of(group) for group in self.groups})), self.table.header
+        paired = f"Differences to {self.against} are paired, with a 95 % interval by bootstrap over seeds and {units}."
+        return tables.applicable(
+            {
+                paired: INTERVAL.format(self.against) in header,
+                PUBLISHED_NOTE: any(title.endswith("*") for title in header),
+                tables.FITTED_NOTE: any(run.is_fitted for run in self.runs),
+                tables.EDGE_NOTE: any(tables.EDGE in title for title in header),
+            }
+        )
+
+    @property
+    def verdicts(self) -> str:
+        """Return a sentence that counts the verdicts on the order of pairs; nothing if there are no pairs."""
+        counts = Counter(line[-1] for line in self.order.lines)
+        phrases = ", ".join(f"{counts[name]} {words}" for name, words in VERDICTS.items() if counts[name])
+        return f"Of {len(self.order.lines)} pairs, {phrases}." if phrases else ""
+
+    def markdown(self, titled: bool) -> str:
+        """Return text, table and notes, under a heading if ``titled``."""
+        shown = [f"## {self.title}"] * titled + [tables.text_facts(self.runs[0]), tables.markdown(*self.table).rstrip()]
+        notes = [*tables.text_notes(self.runs[0]), *self.footnotes, *([self.verdicts] if self.verdicts else [])]
+        return "\n\n".join([*shown, *notes]) + "\n"
+
+    def sections(self, figures: dict[str, Figure]) -> list[Section]:
+        """Return the sections of the text on a page."""
+        note = " ".join([f"{tables.text_facts(self.runs[0])}. The worst run comes first.", *tables.text_notes(self.runs[0])])
+        panels: list[Panel] = [
+            partial(compare_panel, groups=self.groups),
+            *policies_panels(self.groups),
+            *curves_panels(self.runs),
+        ]
+        drawn = {figure.title: figure.comparison_panels(self.runs) for figure in figures.values()}
+        return [
+            Section(self.title, note, [self.table], footnotes=self.footnotes),
+            *picture_sections(f"Pictures of {self.title}", panels),
+            *(section for title, of_figure in drawn.items() for section in picture_sections(title, of_figure)),
+            *([Section("Order of the papers", self.verdicts, [self.order], folded=True)] if self.verdicts else []),
+        ]
+
+
+def compare_runs(runs: list[ScoredRun], settings: DictConfig) -> Comparison:
+    """Compare runs of one text; ``settings`` is the section ``report``."""
+    groups, own_text = group_runs(runs), runs[0].evaluated.own
+    hidden = settings.show_published == "never" or (settings.show_published == "auto" and own_text)
+    published = {} if hidden else plain(settings.published) or {}
+    table = compare_table(groups, settings.against, published)
+    return Comparison(runs, groups, table, order_table(groups, published), settings.against)
+
+
+def joined_table(comparisons: list[Comparison]) -> Table:
+    """Return one table of several texts, with the union of their columns after one that names the text."""
+    columns = list(dict.fromkeys(title for comparison in comparisons for title in comparison.table.header))
+    lines = []
+    for comparison in comparisons:
+        for line in comparison.table.lines:
+            cells = dict(zip(comparison.table.header, line, strict=True))
+            lines.append([comparison.title, *(cells.get(title, "") for title in columns)])
+    return Table(["text", *columns], lines)
+
+
+def units_of(group: Group) -> str:
+    """Return the number and the kind of units that a bootstrap resamples, as in ``12 documents``."""
+    count, unit, scored = len(group.row.documents), group.row.bootstrap_unit, group.first.scored.get("test")
+    if scored and unit.startswith("parts"):
+        unit += f" of {scored.documents} document{'s' * (scored.documents > 1)}"
+    return f"{count} {unit}" if count != 1 else f"1 {unit.replace('documents', 'document').replace('parts', 'part')}"
+
+
+def compare_table(groups: list[Group], baseline: str, published: PublishedResults) -> Table:
+    """Return a table of runs on one text: each group's last row, its difference to the baseline, published results.
+
+    Columns in which every cell is empty are left out.
+    """
+    groups = rank_groups(groups)[1]
+    metric = metric_names([group.first for group in groups])
+    lines = [
+        {"run": label} | group_columns(group, baseline_of(group, groups, baseline), baseline, metric)
+        for label, group in zip(group_labels(groups), groups, strict=True)
+    ]
+    for title, rows in published.items():
+        for line, group in zip(lines, groups, strict=True):
+            line[f"{title}*"] = " / ".join(f"{x:.2f}" for x in rows.get(group.name, []))
+    return tables.table_of(lines, {title for title in lines[0] if not any(line[title] for line in lines)})
+
+
+def group_columns(group: Group, other: Group | None, baseline: str, metric: str) -> dict[str, str]:
+    """Return the cells of a group's line by title: its results, what they are over, and what they cost."""
+    run, row, size = group.first, group.row, group.first.parameters or 0
+    sizes = sorted({run.row.memory_size for run in group.runs if run.row.memory_size is not None}, key=np.mean)
+    recall = group.average(lambda run: run.datastore.recall if run.datastore else None) if row.search else None
+    translates = row.bleu is not None
+    edges = dict.fromkeys(tables.SYMBOLS.get(name, name) for dev in group.dev for name in dev.at_grid_edge)
+    return {
+        "test BLEU": tables.optional(group.average(lambda run: run.row.bleu), ".2f"),
+        f"BLEU vs {baseline}": str((other and translates and bleu_difference(group, other)) or ""),
+        f"test {metric}": tables.decimals(group.mean("test")),
+        INTERVAL.format(baseline): str(difference(group, other)) if other else "",
+        "dev BLEU": tables.optional(group.average(lambda run: run.dev.bleu), ".2f"),
+        f"dev {metric}": tables.decimals(group.mean("valid")),
+        # Where tokens are bytes, this is the column of the metric.
+        "test bits/byte": tables.optional(group.average(lambda run: run.row.bits_per_byte), ".3f"),
+        "seeds": group.seeds,
+        "trained on": run.dataset.name if run.is_trained else "not trained",
+        "memories": row.memories,
+        "M": " or ".join(map(size_text, sizes)),
+        "eviction": row.eviction or "",
+        "params": (f"{size / 1e6:.1f}M" if size >= 1e6 else f"{size / 1e3:.1f}k") if size else "",
+        "search": row.search or "",
+        "recall": tables.optional(recall, ".2f"),
+        f"train {tables.PROCESSOR_TIME}": tables.processor_text(group.average(lambda run: run.train.processor_ms_per_token)),
+        tables.PROCESSOR_TIME: tables.processor_text(group.average(lambda run: run.row.processor_ms_per_token)),
+        "memory MB": tables.optional(group.average(lambda run: run.row.peak_memory_mb), ",.0f"),
+        f"tuned to an edge {tables.EDGE}": ", ".join(edges),
+    }
+
+
+def order_table(groups: list[Group], published: PublishedResults) -> Table:
+    """Return a table that compares the order of every two published rows on test with the order here.
+
+    Translations are compared by BLEU. The verdict is *agrees* or *disagrees* where the difference is significant at 95 %,
+    otherwise *no difference shown*, *no interval* for a single part and seed, or *too few units*. Experiments that were run
+    here with several settings are left out.
+    """
+    names = Counter(group.name for group in groups)
+    lines = []
+    for title, rows in published.items():
+        published_groups = [group for group in groups if group.name in rows and names[group.name] == 1]
+        for one, other in combinations(sorted(published_groups, key=lambda group: -rows[group.name][-1]), 2):
+            paper = rows[one.name][-1] - rows[other.name][-1]
+            if comparable(one, other):
+                both = [tables.mark_edge(group.name, group.dev) for group in (one, other)]
+                lines.append([title, *both, f"{paper:+.2f}", *judge_difference(one, other, paper)])
+    return Table(["published in", "row", "minus row", "paper", "here, 95 % interval", "order"], lines)
+
+
+def judge_difference(one: Group, other: Group, paper: float) -> tuple[str, str]:
+    """Return the measured difference as text, and the verdict whether its sign is that of the paper's difference."""
+    measured = difference(one, other) if one.row.bleu is None else bleu_difference(one, other)
+    if measured is None:
+        return "", "no interval"
+    text = f"{measured.value:+.2f} {measured.interval}"
+    if not measured.has_verdict:
+        return text, "no interval" if math.isnan(measured.low) else "too few units"
+    if not measured.significant:
+        return text, "no difference shown"
+    return text, "agrees" if measured.value * paper > 0 else "disagrees"
+
+
+def compare_picture(texts: list[list[Group]], path: Path) -> Path:
+    """Draw the last row of each group, one axis below the other for each text."""
+    heights = [max(2.6, 1.2 + 0.42 * len(groups)) for groups in texts]
+    figure, axes = canvas(8, sum(heights), 1, len(texts), heights)
+    for axis, groups in zip(axes, texts, strict=True):
+        compare_panel(axis, groups)
+    return save_picture(figure, path)
+
+
+def compare_panel(axis: Any, groups: list[Group]) -> None:
+    """Draw the last row of each group, the worst first, with its 95 % interval and a dot for each seed."""
+    metric, groups = rank_groups(groups)
+    groups = [group for group in groups if np.isfinite(group.mean("test", metric))] or groups
+    colours = [BLUE if is_trained_with_memory(group.first) else GREY for group in groups]
+    names = [tables.mark_edge(label, group.dev) for label, group in zip(group_labels(groups), groups, strict=True)]
+    intervals = [interval_of(group) for group in groups]
+    draw_dots(axis, names, [group.values("test", metric) for group in groups], intervals, metric, colours)
+    axis.set_title(groups[0].first.title)
+    if {BLUE, GREY} <= {*colours}:
+        for colour, label in ((BLUE, "trained by TRIME"), (GREY, "others")):
+            axis.plot([], [], "o", ms=7, color=colour, label=label)
+        axis.set_ylim(len(groups) + 1.2, -0.7)  # room for the legend below the last row
+        axis.legend(frameon=False, fontsize=9, loc="lower left" if metric == "BLEU" else "lower right")
+
+
+def is_trained_with_memory(run: ScoredRun) -> bool:
+    """Return True if a model was trained with a memory; in results of earlier versions, the name alone says so."""
+    return run.name.startswith("trime") if run.trained_with_memory is None else run.trained_with_memory
+
+
+def policies_panels(groups: list[Group]) -> list[Panel]:
+    """Return a panel of test results over the size of the memory, if there are several eviction policies."""
+    policies = {group.row.eviction for group in groups} - {None}
+    return [partial(policies_panel, groups=groups)] if len(policies) > 1 else []
+
+
+def policies_panel(axis: Any, groups: list[Group]) -> None:
+    """Draw a line for each experiment and policy, averaged over seeds (Attendre section 3.1).
+
+    Layers with memories of different sizes are placed at the mean size.
+    """
+    lines: dict[str, dict[float, float]] = {}
+    for group in groups:
+        size = group.row.memory_size
+        if group.row.eviction and size is not None:
+            lines.setdefault(f"{group.name}, {group.row.eviction}", {})[float(np.mean(size))] = group.mean("test")
+        elif size == 0:
+            axis.axhline(group.mean("test"), color="black", lw=1, ls=":", label=f"{group.name}, no memory")
+    for number, (label, points) in enumerate(sorted(lines.items())):
+        axis.plot(*zip(*sorted(points.items()), strict=True), label=label, **line_style(number))
+    metric = metric_names([group.first for group in groups])
+    title = f"eviction policies on {groups[0].first.title}"
+    axis.set(xlabel="entries in memory", ylabel=f"test {metric}", title=title)
+    finish_size_axis(axis, {size for points in lines.values() for size in points})
+
+
+def curves_panels(runs: list[ScoredRun]) -> list[Panel]:
+    """Return a panel for each metric, for the runs that were analysed over the size of the long memory (TRIME Figure 3)."""
+    by_metric: dict[str, dict[str, dict[str, float]]] = {}
+    for run in runs:
+        if "valid" in run.analysis and (curve := run.analysis["valid"].by_memory_size):
+            by_metric.setdefault(run.row.metric_name, {})[f"{run.name}, seed {run.seed}"] = curve
+    return [
+        partial(
+            sizes_panel, curves=curves, metric=metric, label=f"dev {metric}", title=f"size of long memory on {runs[0].title}"
+        )
+        for metric, curves in sorted(by_metric.items(), reverse=True)
+    ]
+
+
+def replay_picture(replay: Replay, path: Path) -> Path:
+    """Draw what each policy retains, and its perplexity, over the size of the memory; the oracle is black.
+
+    There is a panel for each memory and metric, and for each policy that was replayed with several c, beside fifo and oracle.
+    """
+    panels: list[Panel] = []
+    for memory in replay.memories:
+        title = f"{memory.memory}, {'exact' if replay.exact else 'approximate'}"
+        swept = dict.fromkeys(row.policy.split(" ")[0] for row in memory.rows if " c=" in row.policy)
+        groups = [[row for row in memory.rows if row.policy.split(" ")[0] in (name, "fifo", "oracle")] for name in swept]
+        for rows in groups or [memory.rows]:
+            for label, value in replay.measures.items():
+                lines: dict[str, dict[int, float]] = {}
+                for row in rows:
+                    lines.setdefault(row.policy, {})[row.size] = value(row)
+                panels.append(partial(replay_panel, lines=lines, label=label, title=title))
+    return save_panels(panels, path)
+
+
+def replay_panel(axis: Any, lines: dict[str, dict[int, float]], label: str, title: str) -> None:
+    """Draw a line for each policy over the size of the memory."""
+    for number, (policy, points) in enumerate(lines.items()):
+        style = {"oracle": {"color": "black", "ls": "--"}, "fifo": {"color": GREY}}.get(policy, {})
+        axis.plot(*zip(*sorted(points.items()), strict=True), label=policy, **line_style(number) | style)
+    axis.set(xlabel="entries", ylabel=label, title=title)
+    finish_size_axis(axis, {size for points in lines.values() for size in points})
