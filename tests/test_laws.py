@@ -11,8 +11,7 @@ from torch import Tensor
 
 from tests.conftest import composed
 from tests.helpers.laws import ROWS, VISIBILITIES, WORDS, contexts, direct_mass, eq5
-from trime.data.batching.base import generator
-from trime.data.batching.bm25 import greedy_chain
+from trime.data.batching.policies import generator, greedy_chain
 from trime.memory.drawn import Drawn
 from trime.memory.fifo import FifoTokenMemory
 from trime.memory.in_batch import InBatch, local_draw

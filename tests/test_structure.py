@@ -31,7 +31,7 @@ BELOW = {
     "data": "errors checks types io progress kernels quantities",
     "data.batching": "errors data.segments",
     "data.datasets": "errors types io urls progress data.segments data.tokenizers",
-    "data.parallel": "errors types io data.datasets data.tokenizers data.corpus data.module data.segments",
+    "data.parallel": "errors types io data.datasets data.tokenizers data.byte_pairs data.corpus data.module data.segments",
     "data.questions": "errors types io urls choices data.datasets data.tokenizers",
     "memory": "errors checks types choices kernels eviction",
     "memory.objective": "errors types kernels memory.similarity memory.visibility",
@@ -68,7 +68,7 @@ ONLY_IN = {
     "ray": {"trime/memory/retrieval/ray_cluster.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),
-    "snowballstemmer": {"trime/data/analyzers.py"},
+    "snowballstemmer": {"trime/data/neighbours.py"},
     "pydivsufsort": {"trime/memory/ngrams.py"},
     "peft": {"trime/models/pretrained/lora.py"},
     "wandb": {"trime/pipeline/tracking.py"},  # inside a function: only runs that log to W&B import it

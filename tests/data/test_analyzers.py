@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig
 
-from trime.data.analyzers import STOP_WORDS, TermTable, english
+from trime.data.neighbours import STOP_WORDS, TermTable, english
 from trime.errors import UserError
 from trime.plan.language_model import Plan
 from trime.run.preflight import check
@@ -75,11 +75,10 @@ def nearest_lines(folder: Path, analyzer: str, tiny: Callable[..., DictConfig], 
     return plan.pack.table()[:, 0].tolist()
 
 
-@pytest.mark.parametrize("backend", ["fast", "sparse"])
-def test_neighbours_by_analyzer(backend: str, tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_neighbours_by_analyzer(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
     """Lines that share only stop words are neighbours as raw tokens; those that share stems are for the English analyzer."""
-    assert nearest_lines(tmp_path, "raw", tiny, f"neighbours={backend}") == [1, 0, -1, -1]
-    assert nearest_lines(tmp_path, "english", tiny, f"neighbours={backend}") == [-1, -1, 3, 2]
+    assert nearest_lines(tmp_path, "raw", tiny) == [1, 0, -1, -1]
+    assert nearest_lines(tmp_path, "english", tiny) == [-1, -1, 3, 2]
 
 
 def test_stems_of_bytes_and_pieces_are_refused(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:

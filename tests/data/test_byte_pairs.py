@@ -35,8 +35,8 @@ def test_text_comes_back_as_it_was(learned: BytePairs, tmp_path: Path) -> None:
     for lines in (LINES, ["ü, 猫 and \u2028 Zebra\n".encode()]):
         symbols = [symbol for part in learned.tokens(lines) for symbol in part]
         assert again.text([symbol for part in again.tokens(lines) for symbol in part]) == b"".join(lines).decode()
-        assert {*symbols} <= {*learned.symbols()}
-    assert 256 < len(learned.symbols()) <= 318 and "Ġthe" in learned.symbols()
+        assert {*symbols} <= {*learned.pieces.get_vocab()}
+    assert 256 < len(learned.pieces.get_vocab()) <= 318 and "Ġthe" in learned.pieces.get_vocab()
 
 
 def test_pieces_cannot_be_used_before_they_are_learned() -> None:

@@ -12,7 +12,7 @@ from trime.data.corpus import Corpus, build_corpus, symbol_counts
 from trime.data.datasets import Dataset
 from trime.data.datasets.base import SPLITS
 from trime.data.datasets.folder import Folder
-from trime.data.duplicates import describe_duplicates, find_duplicates
+from trime.data.notes import describe_duplicates, find_duplicates
 from trime.data.segments import cut, scored_bytes
 from trime.data.tokenizers import ByteNumbers, Bytes, Tokenizer, Whitespace, Words, metric_of
 from trime.data.vocabulary import Vocabulary

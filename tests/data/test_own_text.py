@@ -10,12 +10,11 @@ import pytest
 from tokenizers import Tokenizer as Model
 from tokenizers import models, pre_tokenizers, trainers
 
-from trime.data.byte_pairs import train_pieces
+from trime.data.byte_pairs import JointBPE, train_pieces
 from trime.data.corpus import Corpus, build_corpus
 from trime.data.datasets.base import SPLITS, lines_of
 from trime.data.datasets.folder import Folder
 from trime.data.parallel.folder import ParallelFolder
-from trime.data.parallel.tokenizers import JointBPE
 from trime.data.tokenizers import Bytes, Tokenizer, Whitespace, Words
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
@@ -220,7 +219,7 @@ def test_a_few_files_are_split_each_in_its_order(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number:02d}.txt").write_text("".join(f"line {line} of {number}\n\n" for line in range(40)))
     many = Folder(str(tmp_path), Words(), seed="auto")
-    assert many.by_split == Folder(str(tmp_path), Words(), seed=0).by_split and not many.is_cut
+    assert many.layout == Folder(str(tmp_path), Words(), seed=0).layout and not many.layout.is_cut
     for number in range(10, 30):
         (tmp_path / f"{number:02d}.txt").unlink()
     few, whole = Folder(str(tmp_path), Words(), seed="auto"), Folder(str(tmp_path), Words(), seed=0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.golden.published import index, parametrized
-from trime.data.batching.bm25 import BM25
+from trime.data.batching.policies import BM25
 from trime.data.batching.published import Published, published_chain
 from trime.data.segments import Segments, cut
 

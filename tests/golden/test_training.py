@@ -125,7 +125,9 @@ def train_run(name: str, precision: str, shift: int | None = None) -> Trajectory
 @parametrized("name", list(RUNS))
 def test_run_has_the_published_batches(name: str) -> None:
     run, train = RUNS[name], loader(name)
-    planned = [batch for epoch in range(train.steps) for batch in train.plan(epoch)][: train.steps]
+    planned = [batch for epoch in range(train.steps) for batch in train.batching.plan(train.segments, epoch, None)][
+        : train.steps
+    ]
     assert planned == [batch for update in run["updates"] for batch in update["batches"]]
     shapes = [[*batch.tokens.shape] for batch in train]
     assert shapes == [shape for update in run["updates"] for shape in update["batch_shapes"]]

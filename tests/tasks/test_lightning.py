@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from tests.conftest import ROOT
 from tests.helpers.training import crash_before, train
-from trime.data.batching.shuffled import Shuffled
+from trime.data.batching.policies import Shuffled
 from trime.data.datasets.folder import Folder
 from trime.data.module import TextDataModule
 from trime.data.tokenizers import Bytes, Whitespace

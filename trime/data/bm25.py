@@ -51,24 +51,25 @@ class Index(NamedTuple):
 def index_of(segments: list[np.ndarray], k1: float, b: float, okapi: bool = False) -> Index:
     """Index segments with Lucene's impacts, or with those of rank_bm25's Okapi (see ``trime.data.neighbours``)."""
     n, lengths = len(segments), np.array([len(segment) for segment in segments], np.int64)
-    edges, term, count, df = count_distinct_terms(np.concatenate(segments).astype(np.int32), lengths)
-    idf = idf_of(df, n, okapi)
-    norm = (k1 * (1 - b + b * lengths / max(1.0, lengths.mean()))).astype(np.float32)
-    impact = idf.astype(np.float32)[term] * (count / (count + np.repeat(norm, np.diff(edges)))).astype(np.float32)
-    terms, frequent = Terms(edges, term, count, impact), int((df > FREQUENT * n).sum())
-    return Index(terms, frequent, [block_of(terms, len(df), frequent, low, low + COLUMNS) for low in range(0, n, COLUMNS)])
-
-
-def count_distinct_terms(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return edges, terms and counts of the segments, and document frequencies; terms are numbered by falling frequency."""
-    cuts, edges = np.r_[0, lengths.cumsum()], np.zeros(len(lengths) + 1, np.int64)
+    flat = np.concatenate(segments).astype(np.int32)
+    cuts, edges = np.r_[0, lengths.cumsum()], np.zeros(n + 1, np.int64)
     df = np.zeros(int(flat.max(initial=0)) + 1, np.int64)
     count_document_frequency(flat, cuts, df)
+    # Numbers by falling document frequency put the frequent terms, which become columns of the matrix, first.
     order = np.argsort(-df, kind="stable")[: np.count_nonzero(df)]
     number, count = np.empty(len(df), np.int32), np.empty(len(flat), np.int32)
     number[order] = np.arange(len(order), dtype=np.int32)
     total = count_terms(flat, number, cuts, edges, count)
-    return edges, flat[:total].copy(), count[:total].copy(), df[order]
+    term, count, df = flat[:total].copy(), count[:total].copy(), df[order]
+    if okapi:
+        idf = np.log(n - df + 0.5) - np.log(df + 0.5)
+        idf = np.where(idf < 0, 0.25 * idf.mean(), idf)
+    else:
+        idf = np.log1p((n - df + 0.5) / (df + 0.5))
+    norm = (k1 * (1 - b + b * lengths / max(1.0, lengths.mean()))).astype(np.float32)
+    impact = idf.astype(np.float32)[term] * (count / (count + np.repeat(norm, np.diff(edges)))).astype(np.float32)
+    terms, frequent = Terms(edges, term, count, impact), int((df > FREQUENT * n).sum())
+    return Index(terms, frequent, [block_of(terms, len(df), frequent, low, low + COLUMNS) for low in range(0, n, COLUMNS)])
 
 
 @numba_jit()
@@ -132,29 +133,24 @@ def nearest(
     more than ``max_ratio`` times the query's score with itself.
     """
     excluded = self_ranges(queries) if excluded is None else excluded
-    limit = np.full(len(queries), -1, np.float32)  # no limit
+    terms, limit = index.terms, np.full(len(queries), -1, np.float32)  # -1: no limit
     if max_ratio < math.inf:
-        limit[:] = max_ratio * self_scores(index.terms, queries)
+        sums = np.r_[0, np.cumsum(terms.counts * terms.impact.astype(np.float64))]
+        limit[:] = max_ratio * (sums[terms.edges[queries + 1]] - sums[terms.edges[queries]])
     number, score = np.full((len(queries), k), -1, np.int32), np.zeros((len(queries), k), np.float32)
     for low in range(0, len(queries), ROWS):
         rows = slice(low, low + ROWS)
         query, best = np.asarray(queries[rows], np.int64), (number[rows], score[rows])
         weight = torch.zeros(len(query), index.frequent)
-        run_kernel(fill_weights, *index.terms[:3], query, weight)
+        run_kernel(fill_weights, *terms[:3], query, weight)
         for block_number, block in enumerate(index.blocks):
-            sums = weight @ block.dense.T
+            scores = weight @ block.dense.T
             left_out = excluded[rows], limit[rows]
             run_kernel(
-                score_block, *index.terms[:3], query, index.frequent, *block[1:], block_number * COLUMNS, *left_out, sums, *best
+                score_block, *terms[:3], query, index.frequent, *block[1:], block_number * COLUMNS, *left_out, scores, *best
             )
-        sort_heaps(*best)
-    return number, score
-
-
-def self_scores(terms: Terms, queries: np.ndarray) -> np.ndarray:
-    """Return the score of each query with itself."""
-    sums = np.r_[0, np.cumsum(terms.counts * terms.impact.astype(np.float64))]
-    return sums[terms.edges[queries + 1]] - sums[terms.edges[queries]]
+    order = np.lexsort((number, -score), axis=1)
+    return np.take_along_axis(number, order, 1), np.take_along_axis(score, order, 1)
 
 
 @numba_jit()
@@ -186,45 +182,36 @@ def score_block(  # type: ignore[no-untyped-def]
 
 @numba_jit()
 def keep_best(scores, low, number, score):  # type: ignore[no-untyped-def]
-    """Insert the scores that beat the heap's worst; the maximum of each lane first, which compiles to vector instructions."""
+    """Insert the scores that beat the heap's worst."""
     maximum = np.empty(LANES, np.float32)
     for first in range(0, len(scores), SCAN):
         part = scores[first : first + SCAN]
+        whole = len(part) - len(part) % LANES
+        # The maximum of each lane first: it compiles to vector instructions, and few lanes hold one of the best scores.
         maximum[:] = 0
-        for left in range(0, len(part) - LANES + 1, LANES):
+        for left in range(0, whole, LANES):
             lanes = part[left : left + LANES]
             for i in range(LANES):
                 maximum[i] = max(maximum[i], lanes[i])
         for i in range(LANES):
             if maximum[i] > 0 and maximum[i] >= score[0]:
-                insert_lane(part, i, low + first, number, score)
-        for i in range(len(part) - len(part) % LANES, len(part)):
-            if beats_worst(number, score, part[i], low + first + i):
-                replace_worst(score, number, part[i], low + first + i)
+                for j in range(i, whole, LANES):
+                    insert(score, number, part[j], low + first + j)
+        for j in range(whole, len(part)):
+            insert(score, number, part[j], low + first + j)
 
 
 @numba_jit()
-def insert_lane(part, lane, low, number, score):  # type: ignore[no-untyped-def]
-    """Insert the scores of a lane that beat the heap's worst."""
-    for i in range(lane, len(part) - len(part) % LANES, LANES):
-        if beats_worst(number, score, part[i], low + i):
-            replace_worst(score, number, part[i], low + i)
-
-
-@numba_jit()
-def beats_worst(number, score, new, segment):  # type: ignore[no-untyped-def]
-    """Return True if a segment belongs in the heap: it scores higher than its worst, or the same and has the lower number."""
-    return new > score[0] or (new == score[0] and new > 0 and segment < number[0])
-
-
-@numba_jit()
-def replace_worst(score, number, new, segment):  # type: ignore[no-untyped-def]
-    """Replace a heap's worst segment (the lowest score, of ties the last) by another one."""
+def insert(score, number, new, segment):  # type: ignore[no-untyped-def]
+    """Replace a heap's worst segment (the lowest score, of ties the last) by another one, if that is better."""
+    if new < score[0] or new <= 0 or (new == score[0] and segment >= number[0]):
+        return
     hole, size = 0, len(score)
     while 2 * hole + 1 < size:
         child = 2 * hole + 1
-        if child + 1 < size and ranks_before(score, number, child, child + 1):
-            child += 1
+        other = child + 1
+        if other < size and (score[child] > score[other] or (score[child] == score[other] and number[child] < number[other])):
+            child = other
         if score[child] > new or (score[child] == new and number[child] < segment):
             break
         score[hole], number[hole] = score[child], number[child]
@@ -232,29 +219,6 @@ def replace_worst(score, number, new, segment):  # type: ignore[no-untyped-def]
     score[hole], number[hole] = new, segment
 
 
-@numba_jit()
-def ranks_before(score, number, one, other):  # type: ignore[no-untyped-def]
-    """Return True if an entry scores higher than another, or the same and has the lower number."""
-    return score[one] > score[other] or (score[one] == score[other] and number[one] < number[other])
-
-
-@numba_jit()
-def sort_heaps(number, score):  # type: ignore[no-untyped-def]
-    """Sort each heap by falling score, ties by number."""
-    for row in range(len(number)):
-        order = np.argsort(number[row])
-        order = order[np.argsort(-score[row][order], kind="mergesort")]
-        number[row], score[row] = number[row][order], score[row][order]
-
-
-def idf_of(df: np.ndarray, segments: int, okapi: bool) -> np.ndarray:
-    """Return the inverse document frequency of terms that occur in ``df`` of the segments."""
-    if not okapi:
-        return np.log1p((segments - df + 0.5) / (df + 0.5))
-    idf = np.log(segments - df + 0.5) - np.log(df + 0.5)
-    return np.where(idf < 0, 0.25 * idf.mean(), idf)
-
-
 def self_ranges(queries: np.ndarray) -> np.ndarray:
-    """Return ranges that exclude only each query itself, for ``Backend.nearest``."""
+    """Return ranges [q 2] that exclude only each query itself, for ``nearest``."""
     return np.stack([queries, queries + 1], 1)

@@ -1,26 +1,40 @@
-"""Byte pairs learned from the training text (Sennrich et al. 2016), by the tokenizers library: nothing is unknown."""
+"""Byte pairs learned from the training text (Sennrich et al. 2016) by the tokenizers library, and text that comes in pieces."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trime.data.tokenizers import EOS
+from trime.data.tokenizers import EOS, UNKNOWN, Whitespace
 from trime.errors import UserError, install_command
 
 LONG = re.compile(r"\S{256}(?=\S)")
 
 
-class BytePairs:
-    """Pieces of bytes, as many as ``vocabulary.max_size``. ``<eos>`` is only the input before a document's first piece.
-
-    It is trained while its text is prepared; later it is read from the file that ``saved`` returns.
-    """
+class LearnedPieces:
+    """Text in pieces that a tokenizers.Tokenizer has learned."""
 
     characters = False
+    pieces: Any
+
+    def save(self, path: Path) -> None:
+        """Write the learned pieces as a JSON file."""
+        self.pieces.save(str(path))
+
+    def text(self, symbols: list[str]) -> str:
+        return str(self.pieces.decoder.decode([symbol for symbol in symbols if symbol != EOS]))
+
+
+class BytePairs(LearnedPieces):
+    """Pieces of bytes, as many as ``vocabulary.max_size``; nothing is unknown.
+
+    ``<eos>`` is only the input before a document's first piece. It is trained while its text is prepared; later it is read
+    from the file that ``saved`` returns.
+    """
 
     def __init__(self) -> None:
         self.saved: Callable[[], Path] | None = None
@@ -39,20 +53,9 @@ class BytePairs:
         texts = (line.decode("utf-8", "replace") for line in lines)
         self.pieces = train_pieces(texts, size - 2, min_frequency=min_count)
 
-    def save(self, path: Path) -> None:
-        """Write the learned pieces as a JSON file."""
-        self.pieces.save(str(path))
-
-    def symbols(self) -> list[str]:
-        """Return the pieces that were learned, in alphabetical order."""
-        return sorted(self.pieces.get_vocab())
-
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
             yield self.pieces.encode(line.decode("utf-8", "replace")).tokens
-
-    def text(self, symbols: list[str]) -> str:
-        return str(self.pieces.decoder.decode([symbol for symbol in symbols if symbol != EOS]))
 
 
 def train_pieces(texts: Iterable[str], size: int, **options: Any) -> Any:
@@ -68,10 +71,60 @@ def train_pieces(texts: Iterable[str], size: int, **options: Any) -> Any:
     return pieces
 
 
+class JointBPE(LearnedPieces):
+    """A byte-pair tokenizer shared by both languages; a word's first piece begins with a marker for the space."""
+
+    def __init__(self, pieces: Any):
+        self.pieces = pieces  # a tokenizers.Tokenizer
+        pieces.encode_special_tokens = True  # "<unk>" in a sentence is text
+
+    @classmethod
+    def train(cls, texts: Iterable[str], limit: int) -> JointBPE:
+        """Train on texts, with at most ``limit`` pieces; punctuation is split off."""
+        tokenizers = library()
+        pieces = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=UNKNOWN))
+        splits = tokenizers.pre_tokenizers
+        pieces.pre_tokenizer = splits.Sequence([splits.Metaspace(), splits.Punctuation()])
+        pieces.decoder = tokenizers.decoders.Metaspace()
+        trainer = tokenizers.trainers.BpeTrainer(vocab_size=limit, special_tokens=[UNKNOWN], show_progress=False)
+        pieces.train_from_iterator(texts, trainer)
+        return cls(pieces)
+
+    @classmethod
+    def load(cls, file: Path) -> JointBPE:
+        """Load the tokenizer of a prepared text."""
+        return cls(library().Tokenizer.from_file(str(file)))
+
+    def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
+        for line in lines:
+            yield [*self.pieces.encode(line.decode("utf-8", "replace")).tokens, EOS]
+
+
+class PresegmentedText(Whitespace):
+    """A tokenizer for text that is already split into pieces by subword-nmt, with @@ where a word continues.
+
+    ``moses`` is the language of the Moses detokenizer for the words (fairseq's ``--tokenizer moses``); None: no detokenizer.
+    """
+
+    def __init__(self, moses: str | None = None):
+        self.detokenizer = None
+        if moses is not None:
+            if find_spec("sacremoses") is None:
+                raise UserError(f"dataset.detokenize=true needs sacremoses: {install_command('mt')}")
+            from sacremoses import MosesDetokenizer
+
+            self.detokenizer = MosesDetokenizer(lang=moses)
+
+    def text(self, symbols: list[str]) -> str:
+        words = re.sub(r"@@( |$)", "", " ".join(symbol for symbol in symbols if symbol != EOS))
+        return words if self.detokenizer is None else self.detokenizer.detokenize(words.split())
+
+
 def library() -> Any:
-    """Return the tokenizers library; UserError if it is not installed."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise UserError(f"byte pairs need the package tokenizers: {install_command('mt')}") from None
+    """Return the tokenizers library; UserError if it is missing, or sacrebleu, which translation needs later."""
+    for package in ("tokenizers", "sacrebleu"):
+        if find_spec(package) is None:
+            raise UserError(f"byte pairs and translation need the package {package}: {install_command('mt')}")
+    import tokenizers
+
     return tokenizers

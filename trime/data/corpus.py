@@ -8,24 +8,21 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from trime.data.datasets import Dataset, Document
-from trime.data.tokenizers import Tokenizer, drops_white_space
+from trime.data.notes import notes_on
+from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import write_json
 from trime.progress import Progress
 
 FLUSH = 2**20  # tokens buffered before they are written
-FEW_DOCUMENTS = 10  # number of documents below which a bootstrap draws parts of documents
-MANY_UNKNOWN = 0.02  # share of unknown tokens above which results are much too good
-MAX_UNKNOWN = 0.3  # share of unknown tokens above which a split was probably tokenised wrongly
-MAX_UNSPACED = 0.1  # share of bytes in scripts without spaces above which words are no measure of a text
-PHRASE = "自然语言处理很有意思"  # a sentence without spaces, to see whether a tokenizer takes it for one word
 # Eight characters or more, in UTF-8: of Thai, Lao, Tibetan; Burmese; Khmer; Japanese; Chinese; rarer Chinese characters.
 UNSPACED = re.compile(
     rb"(?:(?:\xe0[\xb8-\xbf]|\xe1[\x80-\x82]|\xe1[\x9e\x9f]|\xe3[\x81-\x83]|\xe3[\x90-\xbf]|[\xe4-\xe9][\x80-\xbf]"
@@ -34,10 +31,14 @@ UNSPACED = re.compile(
 
 
 class Split(NamedTuple):
-    """A split: ``tokens`` of all documents concatenated; document i has those from offsets[i] to offsets[i+1]."""
+    """A split: ``tokens`` of all documents concatenated; document i has those from offsets[i] to offsets[i+1].
+
+    In parallel text, documents are sentences, and translate the documents of ``sources``.
+    """
 
     tokens: np.ndarray
     offsets: np.ndarray
+    sources: Split | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -75,8 +76,8 @@ class Corpus:
 
     def documents(self, split: str) -> Iterator[np.ndarray]:
         """Yield the tokens of each document of a split but those of white space."""
-        text, symbols = self.split(split), self.vocabulary.symbols
-        is_text = np.array([not symbol.isspace() and number != self.vocabulary.eos for number, symbol in enumerate(symbols)])
+        text, symbols, eos = self.split(split), self.vocabulary.symbols, self.vocabulary.eos
+        is_text = np.array([not symbol.isspace() and number != eos for number, symbol in enumerate(symbols)])
         for number in range(len(text.lengths)):
             tokens = text.document(number)
             yield tokens[is_text[tokens]]
@@ -100,18 +101,13 @@ def content_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def smallest_type(size: int) -> np.dtype:
-    """Return the smallest unsigned integer type for ids below ``size``."""
-    return next(np.dtype(kind) for kind in ("u1", "u2", "u4") if size <= 2 ** (8 * np.dtype(kind).itemsize))
-
-
 @dataclass
 class TextCounts:
-    """What was read of a text: its bytes, and unless symbols are bytes, each document's lines that are not UTF-8 or hold NUL,
-    and the bytes of long runs of letters of scripts without spaces between words.
+    """The bytes that were read of a text, and signs that it was misread.
 
     ``sizes``: the bytes of each document that tokens predict. Where the tokenizer drops white space
-    (``without_white_space``), any amount of it counts as one byte.
+    (``without_white_space``), any amount of it counts as one byte. ``unreadable`` and ``binary``: each document's lines that
+    are not UTF-8, or hold NUL. ``unspaced``: the bytes of long runs of letters of scripts without spaces between words.
     """
 
     bytes: int = 0
@@ -143,28 +139,22 @@ def lines_with_progress(document: Document, bar: Any, counts: TextCounts, check:
     for line in document.lines:
         bar.update(len(line))
         counts.bytes += len(line)
-        counts.sizes[-1] += size_of_words(line) if counts.without_white_space else len(line)
+        if counts.without_white_space:
+            # Only str.split knows the white space of Unicode; undecodable bytes come back as they were.
+            words = line.split() if line.isascii() else line.decode("utf-8", "surrogateescape").split()
+            encoded = (word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape") for word in words)
+            counts.sizes[-1] += sum(len(word) + 1 for word in encoded)
+        else:
+            counts.sizes[-1] += len(line)
         if check and b"\0" in line:
             counts.binary[document.name] += 1
         if check and not line.isascii():
             counts.unspaced += sum(map(len, UNSPACED.findall(line)))
-            counts.unreadable.update([document.name] if not is_utf8(line) else [])
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                counts.unreadable[document.name] += 1
         yield line
-
-
-def size_of_words(line: bytes) -> int:
-    """Return the bytes of a line's words with one byte of white space after each; 0 for a blank line."""
-    words = line.split() if line.isascii() else line.decode("utf-8", "surrogateescape").split()
-    return sum(len(word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape")) + 1 for word in words)
-
-
-def is_utf8(line: bytes) -> bool:
-    """Return True if a line can be decoded."""
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def symbol_counts(dataset: Dataset) -> Counter[str]:
@@ -187,11 +177,12 @@ def training_vocabulary(dataset: Dataset, limit: int | None = 32000, minimum: in
 
 
 def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:
-    """Write a split's ids, offsets and document names; return its statistics. UserError where it is empty."""
-    dtype = smallest_type(len(vocabulary))
+    """Write a split's ids, offsets, document names and sizes; return its statistics. UserError where it is empty."""
+    dtype = np.min_scalar_type(len(vocabulary) - 1)
     lookup, offsets, names, written, unknown = vocabulary.index.__getitem__, [], [], 0, 0
     buffer: list[int] = []
-    counts = TextCounts(without_white_space=drops_white_space(dataset.tokenizer))
+    one, two = (list(chain.from_iterable(dataset.tokenizer.tokens([line]))) for line in (b"a b\n", b"a  b\n"))
+    counts = TextCounts(without_white_space=one == two)  # models predict no white space that their tokenizer drops
     with open(folder / f"{split}.bin", "wb") as file:
         for name, symbols in symbol_stream(dataset, split, "encode", counts):
             if name is not None:
@@ -233,93 +224,23 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
         "own": dataset.own,
         "characters": dataset.characters,
         "vocabulary": len(vocabulary),
-        "dtype": smallest_type(len(vocabulary)).str,
+        "dtype": np.min_scalar_type(len(vocabulary) - 1).str,
         "splits": statistics,
         "fingerprint": dataset.fingerprint(),
-        "notes": [
-            *dataset.notes(),
-            *count_differences(dataset, statistics),
-            *quality_warnings(statistics),
-            *few_documents(dataset, statistics),
-            *unknown_words(dataset, statistics),
-            *script_warnings(dataset.tokenizer, statistics),
-        ],
+        "notes": [*notes_on(dataset, statistics)],
     }
     write_json(folder / "statistics.json", content)
 
 
-def quality_warnings(statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield a warning for each split that may have been read wrongly."""
-    for name, split in statistics.items():
-        if split["unknown"] > MAX_UNKNOWN * split["tokens"]:
-            share = 100 * split["unknown"] / split["tokens"]
-            yield f"{name}: {share:.0f} % of the tokens are unknown: check that the tokenizer is that of the vocabulary's text"
-        if unreadable := split.get("unreadable"):
-            yield (
-                f"{name}: {lines_and_documents(unreadable)} are not UTF-8, undecodable bytes became U+FFFD: "
-                "iconv -f latin1 -t utf-8 converts files, with the name of their encoding in place of latin1"
-            )
-        if binary := split.get("binary"):
-            yield (
-                f"{name}: {lines_and_documents(binary)} hold NUL bytes, as binary files do and UTF-16 without a byte order "
-                "mark: leave such files out, or convert them (iconv -f utf-16le -t utf-8)"
-            )
-
-
-def few_documents(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield a note if a split of a user's text has too few documents for an interval over documents."""
-    few = {name: split["documents"] for name, split in statistics.items() if name != "train"}
-    if dataset.own and min(few.values(), default=FEW_DOCUMENTS) < FEW_DOCUMENTS:
-        counts = ", ".join(f"{name} has {count} document{'s' * (count > 1)}" for name, count in few.items())
-        yield (
-            f"{counts}: below {FEW_DOCUMENTS}, intervals are over parts of documents and do not say how results vary "
-            f"between documents: {dataset.more_documents}"
-        )
-
-
-def unknown_words(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield a note if many tokens of a split are unknown, but for a published text, which comes with its vocabulary."""
-    shares = {name: split["unknown"] / split["tokens"] for name, split in statistics.items()}
-    if not dataset.published and max(shares.values(), default=0) > MANY_UNKNOWN:
-        parts = ", ".join(f"{100 * share:.1f} % of {name}" for name, share in shares.items())
-        yield (
-            f"{parts} are <unk>, which is easy to predict, so that perplexity and bits per byte are too low: "
-            "dataset=folder_pieces (byte pairs) or folder_bytes has none, vocabulary.min_count=1 or a larger "
-            "vocabulary.max_size has fewer"
-        )
-
-
-def lines_and_documents(counts: dict[str, int]) -> str:
-    """Return the number of lines and documents that were counted, with the name of a document."""
-    return f"{sum(counts.values()):,} lines of {len(counts):,} documents (for instance {next(iter(counts))})"
-
-
-def script_warnings(tokenizer: Tokenizer, statistics: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield a warning where much of a text has no spaces between words, but is split into words at spaces."""
-    splits = statistics.values()
-    share = sum(split.get("unspaced", 0) for split in splits) / sum(split["bytes"] for split in splits)
-    if share > MAX_UNSPACED and any(PHRASE in symbols for symbols in tokenizer.tokens([PHRASE.encode()])):
-        yield (
-            f"{100 * share:.0f} % of the text is in a script without spaces between words (Chinese, Japanese, Thai …), so that "
-            "whole phrases are taken for words: dataset=folder_pieces (byte pairs) or folder_bytes suits it"
-        )
-
-
-def count_differences(dataset: Dataset, statistics: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a note for each split whose token count differs from the published one."""
-    return [
-        f"{split}: {statistics[split]['tokens']:,} tokens where {count:,} are published: {dataset.count_difference_reason}"
-        for split, count in dataset.published.items()
-        if split in statistics and statistics[split]["tokens"] != count
-    ]
-
-
 class VocabularySource(NamedTuple):
-    """A vocabulary from outside the text: of another corpus, or of an imported or pretrained model."""
+    """A vocabulary from outside the text: of another corpus, or of an imported or pretrained model.
 
-    name: str  # of the vocabulary, known before the vocabulary is made
+    Its ``name`` is known before the vocabulary exists. Without a ``tokenizer`` the dataset's stays.
+    """
+
+    name: str
     vocabulary: Callable[[], Vocabulary]
-    tokenizer: Tokenizer | None = None  # None: the dataset's own
+    tokenizer: Tokenizer | None = None
 
 
 def evenly_spaced(length: int, count: int) -> list[int]:

@@ -34,8 +34,7 @@ class ProcessShard(NamedTuple):
 
     def of(self, rows: list[int]) -> list[int]:
         """Return this process's rows of a batch."""
-        edges = [len(rows) * part // self.world for part in (self.rank, self.rank + 1)]
-        return rows[edges[0] : edges[1]]
+        return rows[len(rows) * self.rank // self.world : len(rows) * (self.rank + 1) // self.world]
 
 
 SINGLE_PROCESS = ProcessShard()
@@ -62,26 +61,22 @@ class PlannedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         first, self.step = self.step % max(1, self.steps), 0  # a pass to the end is followed by one from the start
-        epoch_start = 0
+        segments, epoch_start = self.segments, 0
+        if self.text.sources is not None:  # pairs are planned by their longer side
+            document, offset, start, length, context = segments
+            longer = np.maximum(length, self.text.sources.lengths[document])
+            segments = Segments(document, offset, start, longer, context)
         for epoch in range(self.steps):
-            plan = self.plan(epoch)
+            plan = self.batching.plan(segments, epoch, self.neighbours)
             for number in range(max(first - epoch_start, 0), len(plan)):
                 if epoch_start + number >= self.steps:
                     return
                 self.step = epoch_start + number + 1
-                yield self.batch(plan, number)
+                before = None
+                if self.batching.contiguous_rows:  # rows are continued within an epoch only
+                    before = self.shard.of(plan[number - 1] if number else [len(segments)] * len(plan[number]))
+                yield collate(self.text, self.segments, self.shard.of(plan[number]), self.special_ids, before)
             epoch_start += len(plan)
-
-    def plan(self, epoch: int) -> list[list[int]]:
-        """Return the batches of an epoch."""
-        return self.batching.plan(self.segments, epoch, self.neighbours)
-
-    def batch(self, plan: list[list[int]], number: int) -> Batch:
-        """Return one batch of a plan; contiguous rows are continued within an epoch only."""
-        rows, previous = self.shard.of(plan[number]), None
-        if self.batching.contiguous_rows:
-            previous = self.shard.of(plan[number - 1] if number else [len(self.segments)] * len(plan[number]))
-        return collate(self.text, self.segments, rows, self.special_ids, previous)
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
@@ -128,17 +123,17 @@ class WindowLoader:
 READING = "reading.json"  # beside a text that prepare_data made: how it was read
 
 
-def reading_of(part: Any) -> dict[str, Any]:
+def reading_of(reader: Any) -> dict[str, Any]:
     """Return the class and the settings of a dataset, and those of its tokenizer, without where its text lies."""
-    found = {
+    settings = {
         name: value
-        for name, value in vars(part).items()
+        for name, value in vars(reader).items()
         if isinstance(value, str | int | float | bool | dict | list | None)
         and name not in ("path", "cache", "name", "own")
-        and not isinstance(getattr(type(part), name, None), cached_property)
+        and not isinstance(getattr(type(reader), name, None), cached_property)
     }
-    tokenizer = getattr(part, "tokenizer", None)
-    return {"class": type(part).__qualname__, **found} | ({"tokenizer": reading_of(tokenizer)} if tokenizer else {})
+    tokenizer = getattr(reader, "tokenizer", None)
+    return {"class": type(reader).__qualname__, **settings} | ({"tokenizer": reading_of(tokenizer)} if tokenizer else {})
 
 
 class TextDataModule(pl.LightningDataModule):
@@ -171,9 +166,9 @@ class TextDataModule(pl.LightningDataModule):
         if self.dataset is None:
             return
         if (self.folder / "statistics.json").is_file():
-            given, made = self.folder / READING, Corpus(self.folder).statistics.get("fingerprint")
-            same = not given.is_file() or json.loads(given.read_text()) == json.loads(json.dumps(reading_of(self.dataset)))
-            if not same or made != self.dataset.fingerprint():
+            reading, fingerprint = self.folder / READING, Corpus(self.folder).statistics.get("fingerprint")
+            same = not reading.is_file() or json.loads(reading.read_text()) == json.loads(json.dumps(reading_of(self.dataset)))
+            if not same or fingerprint != self.dataset.fingerprint():
                 raise UserError(
                     f"{self.folder} holds another text than {self.dataset.name}, or one that was tokenised or split otherwise: "
                     "delete it, or name another folder"
@@ -194,7 +189,7 @@ class TextDataModule(pl.LightningDataModule):
         """Open the corpus and cut its splits; UserError if the text is too short for a segment, or for the rows of a batch."""
         self.corpus = self.open_corpus()
         self.text, self.valid = self.corpus.split("train"), self.corpus.split("valid")
-        self.segments, self.windows = self.cut_training(), self.cut_validation()
+        self.segments, self.windows = self.cut()
         size, number = self.batching.size, len(self.segments)
         if self.batching.contiguous_rows and number < size:
             raise UserError(f"batching.size={size} rows need a segment each, but there are only {number}: lower it")
@@ -203,13 +198,10 @@ class TextDataModule(pl.LightningDataModule):
         """Return the corpus in ``folder``; UserError if there is none."""
         return Corpus(self.folder)
 
-    def cut_training(self) -> Segments:
-        """Return the segments of the training split."""
-        return training_segments(self.text, self.length, self.bounded)
-
-    def cut_validation(self) -> Segments:
-        """Return the windows of the validation split."""
-        return cut(document_offsets(self.valid, self.bounded), self.length, tokens=self.validate_tokens)
+    def cut(self) -> tuple[Segments, Segments]:
+        """Return the segments of the training split, and the windows of the validation split."""
+        segments = training_segments(self.text, self.length, self.bounded)
+        return segments, cut(document_offsets(self.valid, self.bounded), self.length, tokens=self.validate_tokens)
 
     @property
     def shard(self) -> ProcessShard:
@@ -229,20 +221,14 @@ class TextDataModule(pl.LightningDataModule):
             raise UserError(f"overfit_batches={overfit}: it must be a number of batches, which are repeated")
         return min(steps, int(overfit)) if overfit else steps
 
-    @property
-    def special_ids(self) -> SpecialIds:
-        """The ids of the start of a document and of padding."""
-        return self.corpus.vocabulary.special_ids
-
     def train_dataloader(self) -> PlannedLoader:
-        parts = (self.text, self.segments, self.batching, self.neighbours)
-        return PlannedLoader(*parts, self.steps, self.special_ids, self.shard)
+        planned = (self.text, self.segments, self.batching, self.neighbours)
+        return PlannedLoader(*planned, self.steps, self.corpus.vocabulary.special_ids, self.shard)
 
     def val_dataloader(self) -> WindowLoader:
-        return WindowLoader(self.valid, self.windows, self.validation_plan(), self.special_ids, self.shard)
-
-    def validation_plan(self) -> list[list[int]]:
-        """Return the windows of each validation batch; rows that are continued in training are continued here too."""
+        """Rows that are continued in training are continued here too."""
         if self.batching.contiguous_rows:
-            return self.batching.plan(self.windows, 0, None)
-        return sequential_batches(self.windows, self.batching.size)
+            plan = self.batching.plan(self.windows, 0, None)
+        else:
+            plan = sequential_batches(self.windows, self.batching.size)
+        return WindowLoader(self.valid, self.windows, plan, self.corpus.vocabulary.special_ids, self.shard)

@@ -17,6 +17,8 @@ from trime.errors import UserError
 from trime.quantities import parse_quantity
 from trime.types import Batch
 
+FEWEST_LONG = 4  # a budget is spread over at least this many of the documents that are longer than it
+
 
 class Segments(NamedTuple):
     """Row i covers tokens [start, start + length) of a document; the first ``context`` of them are not scored.
@@ -76,9 +78,6 @@ def document_offsets(split: Split, bounded: bool) -> np.ndarray:
     return split.offsets if bounded else split.offsets[[0, -1]]
 
 
-FEWEST_PARTS = 4  # documents that a budget is spread over, at least, where each of them is longer than it
-
-
 def allocate_tokens(lengths: np.ndarray, tokens: int | None, sample: str = "starts") -> np.ndarray:
     """Return how many tokens of each document a budget of ``tokens`` takes.
 
@@ -91,7 +90,7 @@ def allocate_tokens(lengths: np.ndarray, tokens: int | None, sample: str = "star
     if sample == "documents":
         long = lengths > tokens
         left = tokens - int(lengths[~long].sum())
-        taken = np.where(long, max(-(-tokens // FEWEST_PARTS), -(-left // max(1, int(long.sum())))), lengths)
+        taken = np.where(long, max(-(-tokens // FEWEST_LONG), -(-left // max(1, int(long.sum())))), lengths)
         order = np.random.RandomState(0).permutation(len(lengths))
         before = np.zeros_like(lengths)
         before[order] = np.cumsum(taken[order]) - taken[order]
@@ -104,8 +103,8 @@ def allocate_tokens(lengths: np.ndarray, tokens: int | None, sample: str = "star
     return allocated
 
 
-def allocate_parts(lengths: np.ndarray, tokens: int | None, sample: str = "starts") -> tuple[np.ndarray, np.ndarray]:
-    """Return where the part of each document that a budget takes begins and ends.
+def allocate_ranges(lengths: np.ndarray, tokens: int | None, sample: str = "starts") -> tuple[np.ndarray, np.ndarray]:
+    """Return where the range of each document that a budget takes begins and ends.
 
     With ``sample="documents"`` it is the middle of a document that is longer than the budget, else it begins the document.
     """
@@ -117,7 +116,7 @@ def allocate_parts(lengths: np.ndarray, tokens: int | None, sample: str = "start
 
 def cut(offsets: np.ndarray, block: int, context: int = 0, tokens: int | None = None, sample: str = "starts") -> Segments:
     """Cut documents into segments of ``block`` scored tokens, each with up to ``context`` earlier tokens of the document."""
-    first, last = allocate_parts(np.diff(offsets), tokens, sample)
+    first, last = allocate_ranges(np.diff(offsets), tokens, sample)
     counts = -(-(last - first) // block)
     document = np.repeat(np.arange(len(counts)), counts)
     order = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -134,48 +133,51 @@ def with_context(
 
 
 def cut_lines(
-    split: Split,
-    offsets: np.ndarray,
-    eos: int,
-    block: int,
-    context: int = 0,
-    tokens: int | None = None,
-    sample: str = "starts",
+    split: Split, offsets: np.ndarray, eos: int, block: int, context: int = 0, tokens: int | None = None, sample: str = "starts"
 ) -> Segments:
     """Cut documents into segments of whole lines with at most ``block`` tokens (fairseq's sample-break-mode complete).
 
     A longer line is a segment of its own, with its context shortened so that the window has at most
     ``block + context`` tokens if possible.
     """
-    parts = []
-    for document, (first, last) in enumerate(zip(*allocate_parts(np.diff(offsets), tokens, sample), strict=True)):
-        begin, end = offsets[document] + first, offsets[document] + last
-        ends = np.flatnonzero(np.asarray(split.tokens[begin:end]) == eos) + 1
-        edges = first + pack_lines([*ends.tolist(), int(last - first)], block)
-        parts.append(np.stack([np.full(len(edges) - 1, document), edges[:-1], edges[1:]]))
-    documents, first, end = np.concatenate(parts, axis=1)
+    columns = []
+    for document, (first, end) in enumerate(zip(*allocate_ranges(np.diff(offsets), tokens, sample), strict=True)):
+        line_ends = np.flatnonzero(np.asarray(split.tokens[offsets[document] + first : offsets[document] + end]) == eos) + 1
+        edges, last = [0], 0  # whole lines are packed greedily
+        for line_end in [*line_ends.tolist(), int(end - first)]:
+            if line_end - edges[-1] > block and last > edges[-1]:
+                edges.append(last)
+            last = line_end
+        bounds = first + np.array(edges if edges[-1] == last else [*edges, last])
+        columns.append(np.stack([np.full(len(bounds) - 1, document), bounds[:-1], bounds[1:]]))
+    documents, first, end = np.concatenate(columns, axis=1)
     return with_context(offsets, documents, first, end, np.minimum(context, np.maximum(context + block - (end - first), 0)))
 
 
-def pack_lines(ends: list[int], block: int) -> np.ndarray:
-    """Pack whole lines greedily into blocks and return the edges of the blocks; ``ends`` are the ends of the lines."""
-    edges, last = [0], 0
-    for end in ends:
-        if end - edges[-1] > block and last > edges[-1]:
-            edges.append(last)
-        last = end
-    return np.array(edges if edges[-1] == last else [*edges, last])
+def training_segments(split: Split, length: int, bounded: bool) -> Segments:
+    """Return the segments of the training split; UserError if no document fills one."""
+    offsets = document_offsets(split, bounded)
+    longest = int(np.diff(offsets).max())
+    if longest < length:
+        raise UserError(
+            f"the training split's longest document has {longest} tokens, a segment {length}: lower segments.length"
+        )
+    return cut(offsets, length)
 
 
 def collate(
     split: Split, segments: Segments, index: list[int], special_ids: SpecialIds, before: list[int] | None = None
 ) -> Batch:
-    """Collate the segments ``index`` into a batch, padded on the right; -1, or an empty index, gives a row of padding.
+    """Collate the segments ``index`` into a batch, padded on the right; -1 gives a row of padding.
 
-    A row is fresh at the first segment of a document, and where it does not continue the segment that it held ``before``.
+    An empty index, of a process that has no rows of a batch, gives one row of one cell of padding. A row is fresh at the first
+    segment of a document, and where it does not continue the segment that it held ``before``. In parallel text, ``source``
+    holds the sentences that the rows translate.
     """
     if not index:
-        return padding_batch(special_ids.pad)
+        cell, one = torch.full((1, 1), special_ids.pad), torch.zeros(1, dtype=torch.long)
+        batch = Batch(cell, cell, one, cell != cell, one - 1, one - 1, one, one == 0)
+        return batch if split.sources is None else batch._replace(source=cell)
     document, offset, start, length, context = segments.take(index)
     filled = np.array(index) >= 0
     rows = Segments(np.where(filled, document, -1), offset, start * filled, length * filled, context)
@@ -193,24 +195,12 @@ def collate(
         fresh |= np.array(before) + 1 != index
     scored = (column >= rows.context[:, None]) & (column < rows.length[:, None])
     columns = (tokens, targets, rows.length, scored, rows.document, np.array(index), rows.start, fresh)
-    return Batch(*(torch.from_numpy(part) for part in columns))
-
-
-def padding_batch(pad: int) -> Batch:
-    """Return a row of one cell of padding, for a process whose part of a batch has no rows."""
-    cell, one = torch.full((1, 1), pad), torch.zeros(1, dtype=torch.long)
-    return Batch(cell, cell, one, cell != cell, one - 1, one - 1, one, one == 0)
-
-
-def check_length(offsets: np.ndarray, length: int, split: str) -> None:
-    """Raise UserError if no document fills a segment."""
-    longest = int(np.diff(offsets).max())
-    if longest < length:
-        raise UserError(f"the {split} split's longest document has {longest} tokens, a segment {length}: lower segments.length")
-
-
-def training_segments(split: Split, length: int, bounded: bool) -> Segments:
-    """Return the segments of the training split; UserError if no document fills one."""
-    offsets = document_offsets(split, bounded)
-    check_length(offsets, length, "training")
-    return cut(offsets, length)
+    batch = Batch(*(torch.from_numpy(each) for each in columns))
+    if split.sources is None:
+        return batch
+    none = split.tokens[:0]  # of a row without a segment
+    sentences = [split.sources.document(number) if number >= 0 else none for number in rows.document.tolist()]
+    padded = np.full((len(index), max(1, max(map(len, sentences)))), special_ids.pad, np.int64)
+    for i, sentence in enumerate(sentences):
+        padded[i, : len(sentence)] = sentence
+    return batch._replace(source=torch.from_numpy(padded))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 EOS = "<eos>"
@@ -27,31 +25,6 @@ class Tokenizer(Protocol):
         ...
 
 
-@runtime_checkable
-class LearnedTokenizer(Tokenizer, Protocol):
-    """A tokenizer whose symbols are learned from the training split; ``saved`` returns the file that it is read from."""
-
-    saved: Callable[[], Path] | None
-
-    def symbols(self) -> list[str]:
-        """Return every symbol that was learned."""
-        ...
-
-    def train(self, lines: Iterable[bytes], size: int | None, min_count: int) -> None:
-        """Learn at most ``size`` symbols from the lines of a text."""
-        ...
-
-    def save(self, path: Path) -> None:
-        """Write what was learned to a file."""
-        ...
-
-
-def drops_white_space(tokenizer: Tokenizer) -> bool:
-    """Return True if a tokenizer reads several spaces as one, so that a model does not predict them."""
-    one, two = (list(chain.from_iterable(tokenizer.tokens([line]))) for line in (b"a b\n", b"a  b\n"))
-    return one == two
-
-
 def metric_of(tokenizer: Tokenizer, characters: bool) -> str:
     """Return the unit of results: perplexity, or where tokens are ``characters`` or bytes, bits per one of them.
 
@@ -62,35 +35,27 @@ def metric_of(tokenizer: Tokenizer, characters: bool) -> str:
     return "bits/byte" if isinstance(tokenizer, Bytes) else "bits/char"
 
 
-def join_with_spaces(symbols: list[str], end: str) -> str:
-    """Join symbols with spaces, with ``end`` for every ``<eos>``."""
-    return "".join(end if symbol == EOS else f"{symbol} " for symbol in symbols)
-
-
-def words_of(line: bytes) -> list[str]:
-    """Return the words of a line between white space; one written as ``<eos>`` is text, and becomes three marks and words."""
-    text = line.decode("utf-8", "replace")
-    words = text.split()
-    return [part for word in words for part in (("<", "eos", ">") if word == EOS else (word,))] if EOS in text else words
-
-
 class Whitespace:
     """Splits at white space and adds ``<eos>`` after every line, as WikiText is tokenized."""
 
     characters = False
+    end = "\n"  # how ``<eos>`` is written in a text
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
-            yield [*words_of(line), EOS]
+            words = line.decode("utf-8", "replace").split()
+            if EOS in words:  # one that the text spells is text, and becomes three marks and words
+                words = [piece for word in words for piece in (("<", "eos", ">") if word == EOS else (word,))]
+            yield [*words, EOS]
 
     def text(self, symbols: list[str]) -> str:
-        return join_with_spaces(symbols, "\n")
+        return "".join(self.end if symbol == EOS else f"{symbol} " for symbol in symbols)
 
 
-class Words:
+class Words(Whitespace):
     """Splits into words (with inner apostrophes) and single marks; ``<eos>`` where blank lines end a paragraph."""
 
-    characters = False
+    end = "\n\n"
     pattern = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
@@ -104,16 +69,15 @@ class Words:
             in_paragraph = bool(symbols)
 
     def text(self, symbols: list[str]) -> str:
-        return re.sub(r" (?=[.,;:!?)])", "", join_with_spaces(symbols, "\n\n"))
+        return re.sub(r" (?=[.,;:!?)])", "", super().text(symbols))
 
 
-class PythonSource:
+class PythonSource(Whitespace):
     """Splits into identifiers, words, numbers, operators and marks; ``<eos>`` after every line that is not blank.
 
     The same rule applies within strings and comments, so that their words are words. Indentation is dropped.
     """
 
-    characters = False
     pattern = re.compile(
         r"[^\W\d]\w*"  # identifiers, keywords, words of strings and comments
         r"|\d(?:[\w.]|(?<=[eE])[+-])*"  # numbers
@@ -127,9 +91,6 @@ class PythonSource:
             symbols = self.pattern.findall(line.decode("utf-8", "replace"))
             if symbols:
                 yield [*symbols, EOS]
-
-    def text(self, symbols: list[str]) -> str:
-        return join_with_spaces(symbols, "\n")
 
 
 class Bytes:

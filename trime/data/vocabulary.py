@@ -24,6 +24,15 @@ class SpecialIds(NamedTuple):
     pad: int
 
 
+class SymbolIndex(dict[str, int]):
+    """A map from symbols to ids, with the id ``unknown`` for symbols that are not in it."""
+
+    unknown = 0
+
+    def __missing__(self, symbol: str) -> int:
+        return self.unknown
+
+
 class Vocabulary:
     """Symbols and their counts in the training split; unknown symbols map to ``<unk>``.
 
@@ -65,19 +74,12 @@ class Vocabulary:
         return Vocabulary(symbols, [eos, unknown, *(count for _, count in chosen)])
 
     @staticmethod
-    def from_fairseq(words: list[tuple[str, int]], eos: int = 0, unknown: int = 0) -> Vocabulary:
-        """Return fairseq's four special symbols followed by words with their counts, in the order of a ``dict.txt``."""
-        counts = [0, 0, eos, unknown, *(count for _, count in words)]
-        return Vocabulary([*FAIRSEQ, *(word for word, _ in words)], counts, FAIRSEQ[2])
-
-    @staticmethod
     def fairseq_from_counts(counts: Counter[str], limit: int | None, minimum: int) -> Vocabulary:
         """Build a dictionary as fairseq's preprocessing does, padded with made-up words to a multiple of 8."""
         plain = Vocabulary.from_counts(counts, limit, minimum)
-        words = list(zip(plain.symbols, plain.counts, strict=True))[2:]
-        missing = -(len(FAIRSEQ) + len(words)) % MULTIPLE
-        words += [(f"madeupword{number:04d}", 0) for number in range(missing)]
-        return Vocabulary.from_fairseq(words, *plain.counts[:2])
+        missing = -(len(FAIRSEQ) + len(plain) - 2) % MULTIPLE
+        symbols = [*FAIRSEQ, *plain.symbols[2:], *(f"madeupword{number:04d}" for number in range(missing))]
+        return Vocabulary(symbols, [0, 0, *plain.counts, *([0] * missing)], FAIRSEQ[2])
 
     @staticmethod
     def from_dictionary(path: Path) -> Vocabulary:
@@ -85,8 +87,7 @@ class Vocabulary:
 
         A symbol occurs once, unless ``#fairseq:overwrite`` follows its count: then text gets the id of that line.
         """
-        words: list[tuple[str, int]] = []
-        known = {*FAIRSEQ}
+        symbols, counts, known = [*FAIRSEQ], [0] * len(FAIRSEQ), {*FAIRSEQ}
         try:
             for line in open(path, encoding="utf-8"):  # unlike str.splitlines, which also splits at separators in symbols
                 entry = line.rstrip().removesuffix(OVERWRITE)
@@ -94,8 +95,9 @@ class Vocabulary:
                 if symbol in known and not line.rstrip().endswith(OVERWRITE):
                     raise ValueError(f"it has {symbol!r} twice, and no{OVERWRITE} behind the second")
                 known.add(symbol)
-                words.append((symbol, int(count)))
-            return Vocabulary.from_fairseq(words)
+                symbols.append(symbol)
+                counts.append(int(count))
+            return Vocabulary(symbols, counts, FAIRSEQ[2])
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is not a fairseq dictionary ({error}): name the dict.txt of the checkpoint") from None
 
@@ -111,12 +113,3 @@ class Vocabulary:
             return Vocabulary(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{path} is not a readable vocabulary ({error}): delete its folder and run stage prepare") from None
-
-
-class SymbolIndex(dict[str, int]):
-    """A map from symbols to ids, with the id ``unknown`` for symbols that are not in it."""
-
-    unknown = 0
-
-    def __missing__(self, symbol: str) -> int:
-        return self.unknown

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trime.data.corpus import FEW_DOCUMENTS
+from trime.data.notes import FEW_DOCUMENTS
 from trime.errors import UserError
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.mixture_spec import MixtureSpec

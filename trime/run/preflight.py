@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.config.check import check_parts, validate
 from trime.config.schema import STAGES
-from trime.data.batching.budget import Budget
+from trime.data.batching.published import Budget
 from trime.errors import UserError, install_command
 from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.mixture_spec import MixtureSpec

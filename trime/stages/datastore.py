@@ -15,7 +15,7 @@ import torch
 from omegaconf import DictConfig
 
 from trime.data.corpus import content_hash
-from trime.data.duplicates import describe_duplicates, find_duplicates
+from trime.data.notes import describe_duplicates, find_duplicates
 from trime.errors import UserError, install_command
 from trime.io import write_json
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards

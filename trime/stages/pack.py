@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from hydra.utils import instantiate
 
-from trime.data.analyzers import TermTable, english
-from trime.data.neighbours import excluded_ranges, segment_terms
+from trime.data.neighbours import TermTable, english, excluded_ranges, segment_terms
 from trime.data.parallel.corpus import sentence_segments
 from trime.data.segments import training_segments
 from trime.errors import UserError

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from hydra.utils import instantiate
 
+from trime.data.byte_pairs import BytePairs
 from trime.data.corpus import (
     FLUSH,
     Corpus,
@@ -28,8 +29,8 @@ from trime.data.corpus import (
     training_vocabulary,
 )
 from trime.data.datasets import Dataset
-from trime.data.duplicates import describe_duplicates, find_duplicates
-from trime.data.tokenizers import LearnedTokenizer, metric_of
+from trime.data.notes import describe_duplicates, find_duplicates
+from trime.data.tokenizers import metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.pipeline.artefact import Artefact, Free, Lab
@@ -108,15 +109,15 @@ class Prepare(PreparedText):
         dataset.lab_folders = lab_folders(self.lab)
         if self.others and self.others.tokenizer:
             dataset.tokenizer, dataset.characters = self.others.tokenizer, False
-        elif isinstance(dataset.tokenizer, LearnedTokenizer):
+        elif isinstance(dataset.tokenizer, BytePairs):
             dataset.tokenizer.saved = lambda: self.path() / LEARNED
         return dataset
 
     @property
-    def learned(self) -> LearnedTokenizer | None:
+    def learned(self) -> BytePairs | None:
         """The tokenizer that learns from this text, if there is one."""
         tokenizer = self.dataset.tokenizer
-        return tokenizer if isinstance(tokenizer, LearnedTokenizer) and not self.others else None
+        return tokenizer if isinstance(tokenizer, BytePairs) and not self.others else None
 
     def build(self, folder: Path) -> None:
         source = self.others
@@ -132,7 +133,7 @@ class Prepare(PreparedText):
         """Return the vocabulary of the training split's symbols."""
         settings = self.vocabulary
         if self.learned:
-            counts = Counter(dict.fromkeys(self.learned.symbols(), 0))
+            counts = Counter(dict.fromkeys(self.learned.pieces.get_vocab(), 0))
             counts.update(symbol_counts(self.dataset))
             return Vocabulary.from_counts(counts, None, 0)
         return training_vocabulary(self.dataset, settings.max_size, settings.min_count, settings.fairseq)
@@ -167,7 +168,7 @@ def duplicates_of(
         yield describe_duplicates(found, corpus.split(split).lengths, split, where, *names)
 
 
-def learn_symbols(dataset: Dataset, tokenizer: LearnedTokenizer, settings: VocabularySettings) -> None:
+def learn_symbols(dataset: Dataset, tokenizer: BytePairs, settings: VocabularySettings) -> None:
     """Train a tokenizer on the training split of its dataset, under a progress bar; UserError where there is none."""
     if "train" not in dataset.splits():
         raise UserError(f"dataset {dataset.name} has no training split in {dataset.location}: its symbols are learned from one")

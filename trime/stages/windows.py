@@ -56,9 +56,9 @@ class Windows(Configured, ABC):
     def cut(self, corpus: Corpus, portion: Portion) -> Segments:
         """Return the windows of a portion of a corpus, in the order in which they are read."""
 
-    @abstractmethod
     def loader(self, corpus: Corpus, split: str, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
         """Return the batches of a plan, whose numbers are those of windows."""
+        return WindowLoader(corpus.split(split), windows, plan, corpus.vocabulary.special_ids)
 
     def check(self, corpus: Corpus, description: dict[str, Any]) -> None:
         """Raise UserError if a model, by its description, cannot read the corpus."""
@@ -92,6 +92,3 @@ class TextWindows(Windows):
         if context or not self.config.compatibility.sorted_windows:
             return windows
         return windows.take(np.argsort(windows.length, kind="stable"))  # so the published code reads windows without context
-
-    def loader(self, corpus: Corpus, split: str, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
-        return WindowLoader(corpus.split(split), windows, plan, corpus.vocabulary.special_ids)

@@ -15,11 +15,9 @@ import pytest
 from tests.conftest import ROOT
 from tests.helpers.questions import BABI
 from trime.choices import ORDERS
-from trime.data.questions.babi import Cast, Story, cast_of, stories, swap_names
-from trime.data.questions.babilong import Babilong
+from trime.data.questions.babilong import Babilong, Cast, Rooms, Story, cast_of, stories, swap_names
 from trime.data.questions.base import Example, contains_answer, exact_match, normalized, prompt, prompt_parts
 from trime.data.questions.passkey import Passkey
-from trime.data.questions.rooms import Rooms
 from trime.data.questions.triviaqa import TriviaQA, from_hub
 from trime.errors import UserError
 

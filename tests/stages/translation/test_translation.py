@@ -12,6 +12,7 @@ import random
 import shutil
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +23,14 @@ from omegaconf import DictConfig, OmegaConf
 from tests.conftest import SHARED
 from tests.helpers.experiments import TRANSLATE
 from tests.helpers.results import group_of, made
-from trime.data.batching.budget import Budget, fill_batches
-from trime.data.batching.published import Published
+from trime.data.batching.published import Budget, Published, fill_batches
+from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.datasets.download import checksum
 from trime.data.parallel.base import Pair
 from trime.data.parallel.folder import ParallelFolder
 from trime.data.parallel.iwslt14 import IWSLT14, TESTS
 from trime.data.parallel.multi30k import DIGESTS, Multi30k
 from trime.data.parallel.phrases import Phrases
-from trime.data.parallel.side import sentences
-from trime.data.parallel.tokenizers import JointBPE, PresegmentedText
 from trime.data.segments import cut
 from trime.errors import UserError
 from trime.inspection.translation_samples import TranslationSamples
@@ -353,14 +352,14 @@ def test_moses_tokens_become_text(tiny: Tiny, tmp_path: Path, monkeypatch: pytes
     assert corpus.references("test") == [text] * 3 and corpus.tokenizer.text(pieces.split()) == text
     with pytest.raises(UserError, match=r"dataset\.cut=true"):
         run(tiny("experiment=mt_vanilla", *overrides, "dataset.detokenize=true"))
-    monkeypatch.setattr("trime.data.parallel.tokenizers.find_spec", lambda name: None)
+    monkeypatch.setattr("trime.data.byte_pairs.find_spec", lambda name: None)
     with pytest.raises(UserError, match="sacremoses"):
         PresegmentedText("en")
 
 
 def test_pieces_are_shared_and_give_the_sentence_back(tmp_path: Path) -> None:
     text = Phrases(300)
-    joint = JointBPE.train(sentences(text, "train"), 200)
+    joint = JointBPE.train(chain.from_iterable(text.pairs("train")), 200)
     joint.save(tmp_path / "pieces.json")
     again = JointBPE.load(tmp_path / "pieces.json")
     for pair in text.pairs("test"):

@@ -1,29 +1,75 @@
-"""Batches in exactly the order of the published trainer (fairseq's iterators), for exact comparisons."""
+"""Batches as fairseq makes them: by a budget of tokens, or in exactly the order of the published trainer's iterators."""
 
 from __future__ import annotations
 
 import random
-from itertools import chain as chain_lists
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import numpy as np
 
-from trime.data.batching.base import check_size, chunks
-from trime.data.batching.bm25 import greedy_chain, neighbour_lists
-from trime.data.batching.budget import fill_batches
+from trime.data.batching.policies import check_size, chunks, generator, greedy_chain, neighbour_lists, shuffled
 from trime.data.segments import Segments
 
 ORDERS = ("shuffled", "kept", "bm25")
 
 
+class Budget:
+    """Batches of up to ``tokens`` pieces and ``size`` sentences; ``processes`` of them are merged into one batch.
+
+    With ``padding`` every sentence counts as long as the longest one, so that ``tokens`` bounds memory and time. Otherwise
+    ``tokens`` are pieces of each pair's longer side, so that batches of mixed lengths hold as many pieces as those of one
+    length, and are larger. With ``k`` None sentences are shuffled, then sorted by length; otherwise they follow chains of
+    TRIME's Algorithm 1 over ``k`` neighbours, cut where a batch is full. The batches are then shuffled. A batch holds a
+    multiple of ``multiple`` sentences and leaves the rest to the next one.
+
+    ``processes`` is the number of devices of the published run: its trainer gives each a batch of ``tokens`` at every
+    step, consecutive ones of a chain, so that all devices' memories are neighbours (fairseq's --max-tokens and
+    --predefined-batches).
+    """
+
+    contiguous_rows = False
+
+    def __init__(
+        self,
+        tokens: int,
+        k: int | None,
+        seed: int,
+        size: int | None = None,
+        padding: bool = True,
+        processes: int = 1,
+        multiple: int = 1,
+    ):
+        if tokens < 1 or (k is not None and k < 1):
+            raise ValueError(f"batching.tokens={tokens}, batching.k={k}: a batch holds pieces, and k neighbours at least 1")
+        if processes < 1 or multiple < 1:
+            raise ValueError(f"batching.processes={processes}, batching.multiple={multiple}: each is at least 1")
+        self.processes, self.multiple = processes, multiple
+        self.tokens, self.k, self.seed, self.padding = tokens, k, seed, padding
+        self.needs_neighbours, self.size = k is not None, check_size(tokens if size is None else size)
+
+    def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
+        """Plan batches that hold every sentence once."""
+        random = generator(self.seed, epoch)
+        order = random.permutation(len(segments)).tolist()
+        if self.k is None:
+            order.sort(key=segments.length.__getitem__)
+        else:
+            order = greedy_chain(neighbour_lists(neighbours, len(segments)), order)
+        batches = fill_batches(order, segments.length, self.tokens, self.size, self.padding, self.multiple)
+        if self.k is None:
+            batches = shuffled(batches, random)
+        merged = [list(chain.from_iterable(group)) for group in chunks(batches, self.processes)]
+        return merged if self.k is None else shuffled(merged, random)
+
+
 class Published:
-    """Steps of the published trainer: ``size`` segments in equal parts over its ``processes``.
+    """Steps of the published trainer, for exact comparisons: ``size`` segments, shared equally by its ``processes``.
 
     ``order=shuffled``: segments sorted by length, ties in random order; greedy batches, shuffled every epoch and dealt
     to the processes in turn. ``kept``: the order of the text, never shuffled; every group of ``combined`` processes
-    reads a contiguous part of it, so that they hold consecutive batches. ``bm25``: the published chain, whose batches
-    are shuffled in groups of ``processes``. ``multiple``: batches hold a multiple of so many segments. ``joined``: the
-    batches of all processes at a step are one micro-batch, so that memories are gathered over them; otherwise each
+    reads a contiguous section of it, so that they hold consecutive batches. ``bm25``: the published chain, whose batches
+    are shuffled in groups of ``processes``. ``multiple``: the number of segments in a batch is a multiple of this. ``joined``:
+    the batches of all processes at a step are one micro-batch, so that memories are gathered over them; otherwise each
     process's batch is a micro-batch of its own.
     """
 
@@ -53,11 +99,10 @@ class Published:
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
         """Return the micro-batches of an epoch: the batches of all ranks at each step, joined or one by one."""
-        order = self.segment_order(segments.length, neighbours)
-        shards = self.distribute(self.batches(order, segments.length), epoch + 1)
-        steps = zip_longest(*shards, fillvalue=())
+        batches = self.batches(self.segment_order(segments.length, neighbours), segments.length)
+        steps = zip_longest(*self.distribute(batches, epoch + 1), fillvalue=())  # the published code counts epochs from 1
         if self.joined:
-            return [list(chain_lists.from_iterable(step)) for step in steps]
+            return [list(chain.from_iterable(step)) for step in steps]
         return [list(batch) for step in steps for batch in step]
 
     def segment_order(self, lengths: np.ndarray, neighbours: np.ndarray | None) -> list[int]:
@@ -76,14 +121,13 @@ class Published:
         return fill_batches(order, lengths, capacity, len(order), multiple=self.multiple)
 
     def distribute(self, batches: list[list[int]], epoch: int) -> list[list[list[int]]]:
-        """Return each process's batches of an epoch, which the published code counts from 1."""
+        """Return each process's batches of an epoch."""
         if self.order == "kept":
             groups = self.processes // self.combined
             size = -(-len(batches) // groups)
-            parts = [batches[start : start + size] for start in range(0, size * groups, size)]
-            return [part[c :: self.combined] for part in parts for c in range(self.combined)]
-        size = self.processes if self.order == "bm25" else 1
-        shuffled_groups = chunks(batches, size)
+            sections = [batches[start : start + size] for start in range(0, size * groups, size)]
+            return [section[c :: self.combined] for section in sections for c in range(self.combined)]
+        shuffled_groups = chunks(batches, self.processes if self.order == "bm25" else 1)
         np.random.RandomState(self.seed + epoch).shuffle(shuffled_groups)
         flat = [batch for group in shuffled_groups for batch in group]
         return [flat[rank :: self.processes] for rank in range(self.processes)]
@@ -94,3 +138,23 @@ def published_chain(lists: list[list[int]], seed: int) -> list[int]:
     starts = list(range(len(lists)))
     random.Random(seed).shuffle(starts)
     return greedy_chain(lists, starts)
+
+
+def fill_batches(
+    order: list[int], length: np.ndarray, tokens: int, size: int, padding: bool = True, multiple: int = 1
+) -> list[list[int]]:
+    """Fill batches with consecutive sentences; a sentence that is too long by itself is a batch of its own."""
+    batches: list[list[int]] = []
+    batch: list[int] = []
+    longest = pieces = 0
+    for number in order:
+        added = int(length[number])
+        total = max(longest, added) * (len(batch) + 1) if padding else pieces + added
+        if batch and (len(batch) == size or total > tokens):
+            count = max(len(batch) // multiple * multiple, len(batch) % multiple)
+            batches.append(batch[:count])
+            batch = batch[count:]
+            longest, pieces = max(map(int, length[batch]), default=0), int(length[batch].sum())
+        batch.append(number)
+        longest, pieces = max(longest, added), pieces + added
+    return [*batches, batch] if batch else batches

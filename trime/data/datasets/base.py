@@ -1,4 +1,4 @@
-"""The interface of datasets."""
+"""The interface of datasets, and how their files are read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ from trime.io import hash_of_files
 from trime.urls import local_copy
 
 SPLITS = ("train", "valid", "test")
-WIDE = {  # encodings by their byte order marks; the first mark begins with that of UTF-16
-    BOM_UTF32_LE: "utf-32",
-    BOM_UTF32_BE: "utf-32",
-    BOM_UTF16_LE: "utf-16",
-    BOM_UTF16_BE: "utf-16",
-}
+# In this order, because the mark of UTF-32 (little-endian) begins with that of UTF-16.
+WIDE = {BOM_UTF32_LE: "utf-32", BOM_UTF32_BE: "utf-32", BOM_UTF16_LE: "utf-16", BOM_UTF16_BE: "utf-16"}
 
 
 class Document(NamedTuple):
@@ -75,7 +71,7 @@ def printable(name: str) -> str:
 
 
 def wide_encoding(text: Path | bytes) -> str:
-    """Return utf-16 or utf-32 if the byte order mark of a file or of its content says so, else an empty text."""
+    """Return utf-16 or utf-32 if a file or its content begins with their byte order mark, else an empty text."""
     if isinstance(text, Path):
         with open(text, "rb") as file:
             text = file.read(4)
@@ -83,9 +79,9 @@ def wide_encoding(text: Path | bytes) -> str:
 
 
 def lines_of(text: Path | bytes) -> Iterator[bytes]:
-    """Yield the lines of a file, or of its content, as UTF-8: corpora and prompts are read alike.
+    """Yield the lines of a file, or of its content, as UTF-8; a line ends at a newline and nowhere else.
 
-    A byte order mark is not text, but says whether it is UTF-16 or UTF-32. A line ends at a newline and nowhere else.
+    A byte order mark is dropped; it says whether the text is UTF-16 or UTF-32.
     """
     encoding = wide_encoding(text)
     with BytesIO(text) if isinstance(text, bytes) else open(text, "rb") as file:
@@ -99,7 +95,7 @@ def lines_of(text: Path | bytes) -> Iterator[bytes]:
 
 
 def existing_folder(path: str | None, name: str) -> Path:
-    """Return the folder that the user named; UserError where there is none. ``name`` is whose folder it is."""
+    """Return the folder that the user named for the dataset ``name``; UserError where there is none."""
     if path is None:
         raise UserError(
             f"{name} needs a folder: add dataset.path=DIR (or evaluate.dataset.path or datastore.dataset.path for other text)"

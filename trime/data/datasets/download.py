@@ -39,8 +39,9 @@ def fetch(urls: list[str], digest: str | None, target: Path) -> Path:
             reasons.append(f"{url}: wrong checksum")
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             reasons.append(f"{url}: {getattr(error, 'reason', error)}")
-    content = digest or target.stem
-    raise UserError(f"no source provided {target.name} ({'; '.join(reasons)}): put that file ({content}) at {target}")
+    raise UserError(
+        f"no source provided {target.name} ({'; '.join(reasons)}): put that file ({digest or target.stem}) at {target}"
+    )
 
 
 def download(url: str, partial: Path) -> None:
@@ -65,21 +66,23 @@ def download(url: str, partial: Path) -> None:
 
 
 def fetch_folder(urls: list[str], digest: str, archive: Path, folder: Path) -> Path:
-    """Return a folder with the content of a zip archive, downloaded and extracted by one process if it does not exist."""
+    """Return a folder with the content of a zip archive; one process downloads and extracts it if it does not exist.
+
+    It is extracted whole or not at all. Raises UserError where the archive is broken.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(lock_of(folder), f"downloading {folder}"):
-        return folder if folder.is_dir() else unzip(fetch(urls, digest, archive), folder)
-
-
-def unzip(archive: Path, folder: Path) -> Path:
-    """Extract an archive, whole or not at all, and return the folder; UserError where it is broken."""
-    partial = partial_of(folder)
-    try:
-        with zipfile.ZipFile(archive) as file:
-            file.extractall(partial)
-    except zipfile.BadZipFile:
-        raise UserError(f"{archive} is not a complete zip file: delete it, and run again or put the right one there") from None
-    return partial.replace(folder)
+        if folder.is_dir():
+            return folder
+        archive, partial = fetch(urls, digest, archive), partial_of(folder)
+        try:
+            with zipfile.ZipFile(archive) as file:
+                file.extractall(partial)
+        except zipfile.BadZipFile:
+            raise UserError(
+                f"{archive} is not a complete zip file: delete it, and run again or put the right one there"
+            ) from None
+        return partial.replace(folder)
 
 
 def checksum(path: Path, algorithm: str) -> str:

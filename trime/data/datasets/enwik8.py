@@ -44,8 +44,8 @@ class Enwik8(Dataset):
     def bounds(self, split: str) -> tuple[int, int]:
         """Return the first byte of a split and the one after its last."""
         size = self.location.stat().st_size
-        edges = {"train": (0, 90), "valid": (90, 95), "test": (95, 100)}[split]
-        return edges[0] * size // 100, edges[1] * size // 100
+        first, end = {"train": (0, 90), "valid": (90, 95), "test": (95, 100)}[split]
+        return first * size // 100, end * size // 100
 
     def files(self, split: str) -> list[Path]:
         return [self.location]
@@ -55,10 +55,11 @@ class Enwik8(Dataset):
         return end - start
 
     def documents(self, split: str) -> Iterator[Document]:
-        yield Document(split, self.blocks(*self.bounds(split)))
+        yield Document(split, self.blocks(split))
 
-    def blocks(self, start: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes from ``start`` to ``end`` in blocks."""
+    def blocks(self, split: str) -> Iterator[bytes]:
+        """Yield the bytes of a split in blocks."""
+        start, end = self.bounds(split)
         with open(self.location, "rb") as file:
             file.seek(start)
             while start < end and (block := file.read(min(2**20, end - start))):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+from bisect import bisect_right
+from codecs import getincrementaldecoder
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
-from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of, printable
-from trime.data.datasets.cutting import Cut, cut_text
-from trime.data.datasets.found import Found, counted, entries_of, find_texts, readable_suffix
+from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of, printable, wide_encoding
 from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
@@ -22,6 +25,25 @@ ALIASES = {  # names of a split's folder or file, in any case
     "valid": ("valid", "validation", "val", "dev", "development"),
     "test": ("test", "testing"),
 }
+RECORDS = (".json", ".jsonl")  # their text is one field among others: advised only where there is nothing else
+SAMPLE = 2**14  # bytes of a file that show whether it is text
+WORD = re.compile(rb"(?<=\s)\S")
+CHARACTER = re.compile(rb"(?<!^)[^\x80-\xbf\s]")  # the first byte of one in UTF-8
+SHORT = 10_000  # bytes of a text that is cut between its lines, however unequal they are
+
+
+class Cut(NamedTuple):
+    """The first byte of each split's share of a text and the byte after its last; and whether shares end within lines."""
+
+    shares: dict[str, tuple[int, int]]
+    within_lines: bool
+
+
+class Found(NamedTuple):
+    """The files that are documents, in the order of their paths, and counts of everything else, by a word for it."""
+
+    files: list[Path]
+    left_out: Counter[str]
 
 
 class Layout(NamedTuple):
@@ -40,9 +62,9 @@ class Folder(Dataset):
     have another name of ``ALIASES``. Hidden files, links to folders and what the lab writes are left out. ``ratio`` is the
     share of files for valid and for test; or ``tokens`` is the minimum number of tokens of each split, in whole files (None:
     all that remain): valid is filled first, then test, then train with the rest. If ``path`` is a file, its end is test and
-    the part before it valid, by ``ratio`` of its bytes (``cut_text``). ``seed=None`` cuts every file of a folder so, those too
-    short for it excepted, which are train; ``seed=auto`` does it where valid and test would have a single file each, and is 0
-    otherwise. Without a ``name``, it is that of the folder or file.
+    the text before it valid, by ``ratio`` of its bytes (``cut_text``). ``seed=None`` cuts every file of a folder like this,
+    except those too short for it, which are train; ``seed=auto`` does it where valid and test would have a single file each,
+    and is 0 otherwise. Without a ``name``, it is that of the folder or file.
     """
 
     def __init__(
@@ -57,7 +79,7 @@ class Folder(Dataset):
     ):
         file = local_copy(path or "")
         self.is_file = file.is_file()
-        self.location = file if self.is_file else existing_folder(path, f"dataset {name or 'folder'}")
+        self.location: Path = file if self.is_file else existing_folder(path, f"dataset {name or 'folder'}")
         self.name, self.own = name or printable(self.location.resolve().stem), name is None
         if isinstance(seed, str) and seed != "auto":
             raise UserError(f"dataset.seed={seed}: choose a whole number, null or auto")
@@ -68,46 +90,19 @@ class Folder(Dataset):
             raise UserError(
                 f"dataset {self.name}: tokens={tokens} must give a number of tokens for each of {', '.join(SPLITS)}"
             )
-        self.tokens = tokens
-        self.characters = tokenizer.characters
-
-    @cached_property
-    def by_split(self) -> dict[str, list[Path]]:
-        """The files of each split; UserError where there are too few to split."""
-        return {split: [Path(self.location)] for split in SPLITS} if self.is_file else self.layout.files
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether every file is cut into train, valid and test."""
-        return self.is_file or self.layout.is_cut
+        self.tokens, self.characters = tokens, tokenizer.characters
 
     @cached_property
     def layout(self) -> Layout:
-        """How the folder was read; UserError where it holds no text, or its splits lie further below."""
-        entries = entries_of(Path(self.location))
-        named = {
-            split: [path for path in entries if self.is_readable(path) and self.split_of(path) == split] for split in SPLITS
-        }
-        if any(named.values()):
-            return self.layout_by_names(entries, named)
-        files, left_out = self.find(entries)
-        if len(files) < 3:
-            raise UserError(
-                f"{self.location} holds {self.described(len(files), entries, left_out)}put in at least 3, or train/, valid/ "
-                "and test/; a single file is split by paragraphs (dataset.path=FILE)"
-            )
-        remark = self.inner_splits(files)
-        seed, few = (0 if self.seed == "auto" else self.seed), self.held_out(files) == 1
-        if not self.tokens and (seed is None or (self.seed == "auto" and few)):
-            advice = ", for they are few (dataset.seed=0 holds out whole files)" if self.seed == "auto" else ""
-            choice = f"{len(files):,} {self.suffix} files, each split in its order (dataset.ratio={self.ratio}){advice}{remark}"
-            return Layout(dict.fromkeys(SPLITS, files), choice, left_out, is_cut=True)
-        random.Random(seed).shuffle(files)
-        parts = self.split_by_tokens(files, self.tokens) if self.tokens else self.split_by_ratio(files)
-        by_split = {split: sorted(part) for split, part in zip(SPLITS, parts, strict=True)}
-        return Layout(by_split, f"{len(files):,} {self.suffix} files, split at random (dataset.seed={seed}){remark}", left_out)
+        """How the folder is read; UserError where it holds no text, or its splits lie further below."""
+        if self.is_file:
+            return Layout({split: [self.location] for split in SPLITS}, "", Counter(), is_cut=True)
+        entries = entries_of(self.location)
+        readable = [path for path in entries if path.is_dir() or path.name.lower().endswith(self.suffixes)]
+        named = {split: [path for path in readable if self.split_of(path) == split] for split in SPLITS}
+        return self.split_by_names(entries, named) if any(named.values()) else self.split_by_share(entries)
 
-    def layout_by_names(self, entries: list[Path], named: dict[str, list[Path]]) -> Layout:
+    def split_by_names(self, entries: list[Path], named: dict[str, list[Path]]) -> Layout:
         """Read the entries that have the names of splits; UserError if one split has two names, or none has a file."""
         found = {path: self.find(entries_of(path) if path.is_dir() else [path]) for paths in named.values() for path in paths}
         taken = {split: [path for path in paths if found[path].files] for split, paths in named.items()}
@@ -121,15 +116,48 @@ class Folder(Dataset):
             left_out["files beside the splits"] += len(others.files)
         if not any(taken.values()):
             names = ", ".join(printable(path.name) for path in found)
-            raise UserError(f"{self.location}: {names} hold {self.described(0, entries, left_out)}put text there")
+            raise UserError(f"{self.location}: {names} hold {self.describe(0, entries, left_out)}put text there")
         by_split = {split: [file for path in paths for file in found[path].files] for split, paths in taken.items()}
         names = ", ".join(f"{split} is {printable(path.name)}" for split, paths in taken.items() for path in paths)
         missing = ", no ".join(["", *(split for split in SPLITS if not taken[split])])
         return Layout(by_split, names + missing, left_out)
 
-    def is_readable(self, path: Path) -> bool:
-        """Return True for a folder, and for a file with the suffix of the dataset's files."""
-        return path.is_dir() or path.name.lower().endswith(self.suffixes)
+    def split_by_share(self, entries: list[Path]) -> Layout:
+        """Split files at random by ``tokens`` or ``ratio``, or cut each of them; UserError where there are fewer than 3."""
+        files, left_out = self.find(entries)
+        if len(files) < 3:
+            raise UserError(
+                f"{self.location} holds {self.describe(len(files), entries, left_out)}put in at least 3, or train/, valid/ "
+                "and test/; a single file is split by paragraphs (dataset.path=FILE)"
+            )
+        remark, held_out = self.inner_splits(files), max(1, round(self.ratio * len(files)))
+        seed = 0 if self.seed == "auto" else self.seed
+        if not self.tokens and (seed is None or (self.seed == "auto" and held_out == 1)):
+            advice = ", for they are few (dataset.seed=0 holds out whole files)" if self.seed == "auto" else ""
+            choice = f"{len(files):,} {self.suffix} files, each split in its order (dataset.ratio={self.ratio}){advice}{remark}"
+            return Layout(dict.fromkeys(SPLITS, files), choice, left_out, is_cut=True)
+        random.Random(seed).shuffle(files)
+        if self.tokens:
+            by_split = self.split_by_tokens(files, self.tokens)
+        else:
+            train, valid, test = files[2 * held_out :], files[:held_out], files[held_out : 2 * held_out]
+            by_split = {"train": sorted(train), "valid": sorted(valid), "test": sorted(test)}
+        return Layout(by_split, f"{len(files):,} {self.suffix} files, split at random (dataset.seed={seed}){remark}", left_out)
+
+    def split_by_tokens(self, files: list[Path], tokens: dict[str, int | str]) -> dict[str, list[Path]]:
+        """Fill valid, then test, then train with files until each has its number of tokens; UserError where train has none."""
+        remaining, taken = iter(files), {split: list[Path]() for split in SPLITS}
+        for split in ("valid", "test", "train"):
+            missing = parse_token_count(tokens[split])
+            if missing is None:
+                taken[split] = [*remaining]
+                continue
+            while missing > 0 and (path := next(remaining, None)):
+                taken[split].append(path)
+                missing -= sum(map(len, self.tokenizer.tokens(lines_of(path))))
+        if not taken["train"]:
+            raise UserError(f"{self.location} has no files left for train: lower dataset.tokens.valid and .test")
+        return {split: sorted(paths) for split, paths in taken.items()}
 
     def split_of(self, path: Path) -> str | None:
         """Return the split that a folder or file is named for."""
@@ -141,122 +169,167 @@ class Folder(Dataset):
         """Find the files of the dataset among some entries of the folder."""
         return find_texts(entries, self.suffixes, {path.resolve() for path in self.lab_folders})
 
-    def described(self, count: int, entries: list[Path], left_out: Counter[str]) -> str:
-        """Return the number of files, what else was found, and the setting that reads it, as the middle of a message."""
-        suffix = readable_suffix(entries, left_out)
-        remedy = f"set dataset.suffix={suffix} to read those, or " if suffix else ""
-        return f"{count} {self.suffix} files{f' beside {counted(left_out)}' if left_out else ''}: {remedy}"
+    def describe(self, count: int, entries: list[Path], left_out: Counter[str]) -> str:
+        """Return the number of files, what else was found, and the suffix to set if that is text: the middle of a message."""
+        files, remedy = find_texts(entries, ("",)).files, ""
+        for suffix in sorted((suffix for suffix, _ in left_out.most_common()), key=RECORDS.__contains__):
+            first = next((file for file in files if file.suffix.lower() == suffix), None)
+            if first and is_text(first):
+                remedy = f"set dataset.suffix={suffix} to read those, or "
+                break
+        beside = f" beside {in_words(left_out)}" if left_out else ""
+        return f"{count} {self.suffix} files{beside}: {remedy}"
 
     def inner_splits(self, files: list[Path]) -> str:
         """Return a remark where folders further below are named for splits; UserError if all files lie in such folders."""
-        location = Path(self.location)
-        siblings: dict[Path, set[str]] = {}  # by folder, the splits that entries of it are named for
-        is_inside = []
+        siblings: dict[Path, set[str]] = {}  # by folder, the entries in it that are named for splits
+        outside = 0
         for file in files:
-            places = [*file.parents][: len(file.relative_to(location).parts) - 1]
-            named = [path for path in (*reversed(places), file) if self.split_of(path)][:1]
-            is_inside.append(bool(named))
-            for path in named:
-                siblings.setdefault(path.parent, set()).add(path.name)
+            folders = [*file.parents][: len(file.relative_to(self.location).parts) - 1]
+            named = next((path for path in (*reversed(folders), file) if self.split_of(path)), None)
+            if named is None:
+                outside += 1
+            else:
+                siblings.setdefault(named.parent, set()).add(named.name)
         folder = next((place for place, names in siblings.items() if len(names) > 1), None)
         if folder is None:
             return ""
         names = ", ".join(sorted(siblings[folder]))
-        if all(is_inside):
-            raise UserError(f"{location} holds no train/, valid/ or test/, but {folder} has {names}: set dataset.path={folder}")
+        if not outside:
+            raise UserError(
+                f"{self.location} holds no train/, valid/ or test/, but {folder} has {names}: set dataset.path={folder}"
+            )
         return f", although {folder} has {names}"
-
-    @property
-    def more_documents(self) -> str:  # type: ignore[override]
-        if self.is_cut:
-            return "name a folder of more files"
-        return "raise dataset.ratio, or set dataset.seed=null, which takes the end of every file of one folder"
-
-    def held_out(self, files: list[Path]) -> int:
-        """Return the number of files of valid, and of test, by ``ratio``."""
-        return max(1, round(self.ratio * len(files)))
-
-    def split_by_ratio(self, files: list[Path]) -> tuple[list[Path], list[Path], list[Path]]:
-        """Return the files of train, valid and test by ``ratio``."""
-        held_out = self.held_out(files)
-        return files[2 * held_out :], files[:held_out], files[held_out : 2 * held_out]
-
-    def split_by_tokens(self, files: list[Path], tokens: dict[str, int | str]) -> tuple[list[Path], list[Path], list[Path]]:
-        """Return the files of train, valid and test by ``tokens``; UserError where none remain for train."""
-        remaining = iter(files)
-        valid, test, train = (
-            self.take_files(remaining, parse_token_count(tokens[split])) for split in ("valid", "test", "train")
-        )
-        if not train:
-            raise UserError(f"{self.location} has no files left for train: lower dataset.tokens.valid and .test")
-        return train, valid, test
-
-    def take_files(self, files: Iterator[Path], tokens: int | None) -> list[Path]:
-        """Take the next files until they have so many tokens; None: all that remain."""
-        if tokens is None:
-            return [*files]
-        taken: list[Path] = []
-        while tokens > 0 and (path := next(files, None)):
-            taken.append(path)
-            tokens -= sum(map(len, self.tokenizer.tokens(lines_of(path))))
-        return taken
-
-    def size(self, split: str) -> int:
-        if not self.is_cut:
-            return super().size(split)
-        return sum(self.part_size(path, split) for path in self.files(split))
-
-    def part_size(self, path: Path, split: str) -> int:
-        """Return the bytes of a split's part of a file."""
-        first, last = self.cuts[path].parts[split]
-        return last - first
-
-    def files(self, split: str) -> list[Path]:
-        return self.by_split[split]
-
-    def notes(self) -> list[str]:
-        """Return how the text was split, and what was left out."""
-        if self.is_file:
-            within = ", within its lines" if self.within_lines else ""
-            return [f"{printable(Path(self.location).name)} is split in its order (dataset.ratio={self.ratio}){within}"]
-        return [f"{self.layout.choice}; left out: {counted(self.layout.left_out)}"]
-
-    def fingerprint(self) -> str:
-        """Return a hash of every file's name and content, and of splits within lines."""
-        return super().fingerprint() + (" within lines" if self.within_lines else "")
-
-    def documents(self, split: str) -> Iterator[Document]:
-        for path in self.files(split):
-            name = printable(path.name if self.is_file else str(path.relative_to(self.location)))
-            if not self.is_cut:
-                yield Document(name, lines_of(path))
-            elif self.part_size(path, split):
-                yield Document(name, self.lines_of_part(path, split))
-
-    def lines_of_part(self, path: Path, split: str) -> Iterator[bytes]:
-        """Yield the lines of a split's part of a file."""
-        first, last = self.cuts[path].parts[split]
-        position = 0
-        for line in lines_of(path):
-            if part := line[max(first - position, 0) : max(last - position, 0)]:
-                yield part
-            position += len(line)
 
     @cached_property
     def cuts(self) -> dict[Path, Cut]:
         """Where every file is cut; UserError if none can be."""
         cuts = {path: cut_text([*lines_of(path)], self.ratio) for path in self.files("train")}
-        if not any(cuts.values()):
+        if all(first == end for cut in cuts.values() for first, end in [cut.shares["test"]]):
             raise UserError(f"{self.location} cannot be split: it needs at least 3 words, or name a folder of files")
-        return {path: cut or whole(path) for path, cut in cuts.items()}
+        return cuts
 
     @property
-    def within_lines(self) -> bool:
-        """Whether a file is cut within a line."""
-        return self.is_cut and any(cut.within_lines for cut in self.cuts.values())
+    def within_lines(self) -> str:
+        """A remark where a file is cut within a line."""
+        return " within lines" if self.layout.is_cut and any(cut.within_lines for cut in self.cuts.values()) else ""
+
+    @property
+    def more_documents(self) -> str:  # type: ignore[override]
+        if self.layout.is_cut:
+            return "name a folder of more files"
+        return "raise dataset.ratio, or set dataset.seed=null, which takes the end of every file of one folder"
+
+    def files(self, split: str) -> list[Path]:
+        return self.layout.files[split]
+
+    def size(self, split: str) -> int:
+        if not self.layout.is_cut:
+            return super().size(split)
+        shares = [self.cuts[path].shares[split] for path in self.files(split)]
+        return sum(end - first for first, end in shares)
+
+    def documents(self, split: str) -> Iterator[Document]:
+        for path in self.files(split):
+            name = printable(path.name if self.is_file else str(path.relative_to(self.location)))
+            if not self.layout.is_cut:
+                yield Document(name, lines_of(path))
+                continue
+            first, end = self.cuts[path].shares[split]
+            if first < end:
+                yield Document(name, lines_between(path, first, end))
+
+    def notes(self) -> list[str]:
+        """Return how the text was split, and what was left out."""
+        if self.is_file:
+            within = ", within its lines" if self.within_lines else ""
+            return [f"{printable(self.location.name)} is split in its order (dataset.ratio={self.ratio}){within}"]
+        return [f"{self.layout.choice}; left out: {in_words(self.layout.left_out)}"]
+
+    def fingerprint(self) -> str:
+        return super().fingerprint() + self.within_lines
 
 
-def whole(path: Path) -> Cut:
-    """Leave a file whole, as train."""
-    size = sum(map(len, lines_of(path)))
+def lines_between(path: Path, first: int, end: int) -> Iterator[bytes]:
+    """Yield the lines of a file from one byte to before another; the first and the last of them may be incomplete."""
+    position = 0
+    for line in lines_of(path):
+        if text := line[max(first - position, 0) : max(end - position, 0)]:
+            yield text
+        position += len(line)
+
+
+def cut_text(lines: list[bytes], ratio: float) -> Cut:
+    """Cut a text into train, valid and test, the latter two with ``ratio`` of its bytes each; all train if it is too short.
+
+    It is cut between paragraphs, or between lines if there are no blank ones. One line, or lines so long that train would get
+    less than half its share, are cut between words, or between characters where there are no words.
+    """
+    ends = [*accumulate(map(len, lines))]
+    text, size = b"".join(lines), sum(map(len, lines))
+    after_blank = [ends[n - 1] for n in range(1, len(lines)) if lines[n].strip() and not lines[n - 1].strip()]
+    between_lines = after_blank if len(after_blank) > 1 else ends[:-1]
+    within_lines = ([match.start() for match in pattern.finditer(text)] for pattern in (WORD, CHARACTER))
+    for places in chain([between_lines], within_lines):
+        if len(places) < 2:
+            continue
+        valid = min(max(bisect_right(places, (1 - 2 * ratio) * size) - 1, 0), len(places) - 2)
+        test = max(bisect_right(places, (1 - ratio) * size) - 1, valid + 1)
+        if places[valid] >= (1 - 2 * ratio) / 2 * size or size <= SHORT:
+            shares = {"train": (0, places[valid]), "valid": (places[valid], places[test]), "test": (places[test], size)}
+            return Cut(shares, places is not between_lines)
     return Cut({"train": (0, size), "valid": (size, size), "test": (size, size)}, False)
+
+
+def entries_of(folder: Path) -> list[Path]:
+    """Return what lies in a folder; UserError if it cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}): allow it, or remove it from the dataset") from None
+
+
+def find_texts(entries: Iterable[Path], suffixes: tuple[str, ...], lab_folders: Collection[Path] = ()) -> Found:
+    """Find the files with one of the suffixes, in any case, among ``entries`` and below their folders.
+
+    Hidden files and folders, links to folders and ``lab_folders`` are left out, and counted, so that nothing is left out
+    silently. UserError at a file that cannot be read.
+    """
+    files, left_out = [], Counter[str]()
+    for path in entries:
+        if path.name.startswith("."):  # .git, .ipynb_checkpoints, .DS_Store, and the ._NAME that macOS writes beside NAME
+            left_out["hidden"] += 1
+        elif path.is_dir() and path.is_symlink():  # it may lead out of the folder, or back into it
+            left_out["links to folders"] += 1
+        elif path.is_dir() and path.resolve() in lab_folders:
+            left_out["folders of the lab"] += 1
+        elif path.is_dir():
+            below = find_texts(entries_of(path), suffixes, lab_folders)
+            files += below.files
+            left_out += below.left_out
+        elif not path.name.lower().endswith(suffixes):
+            left_out[path.suffix.lower() or "without a suffix"] += 1
+        elif not path.is_file():
+            raise UserError(f"{path} is not a regular file, but a pipe, a device or a broken link: remove it from the dataset")
+        elif not os.access(path, os.R_OK):
+            raise UserError(f"{path} cannot be read (Permission denied): allow it, or remove it from the dataset")
+        else:
+            files.append(path)
+    return Found(sorted(files), left_out)
+
+
+def in_words(left_out: Counter[str]) -> str:
+    """Return what was left out in words, the most frequent first."""
+    return ", ".join(f"{count:,} {name}" for name, count in left_out.most_common()) or "nothing"
+
+
+def is_text(file: Path) -> bool:
+    """Return True if a file begins as UTF-8 text does, or with the byte order mark of UTF-16 or UTF-32."""
+    with open(file, "rb") as content:
+        start = content.read(SAMPLE)
+    if wide_encoding(start):
+        return True
+    try:
+        return "\0" not in getincrementaldecoder("utf-8")().decode(start)  # its last character may be cut
+    except UnicodeDecodeError:
+        return False

@@ -33,24 +33,18 @@ class StandardLibrary(Dataset):
     @cached_property
     def by_split(self) -> dict[str, list[Path]]:
         """The files of each split."""
-        names = sorted(self.sources(), key=self.name_hash)[: self.modules]
-        splits: dict[str, list[Path]] = {split: [] for split in SPLITS}
-        for path in sorted(names):
-            # The same hash decides the split whatever the limit, so that modules keep it in small runs.
-            ratio = self.name_hash(path) * 997 % 1
-            splits["train" if ratio < 0.9 else "valid" if ratio < 0.95 else "test"].append(self.location / path)
-        return splits
-
-    def sources(self) -> Iterator[Path]:
-        """Yield the paths of all modules, relative to the library's folder."""
+        paths: list[Path] = []
         for folder, folders, names in os.walk(self.location):
             folders[:] = sorted(set(folders) - LEFT_OUT)
-            yield from (Path(folder, name).relative_to(self.location) for name in names if name.endswith(".py"))
-
-    @staticmethod
-    def name_hash(path: Path) -> float:
-        """Return a number in [0, 1) that depends on the module's name alone."""
-        return int.from_bytes(hashlib.sha256(path.as_posix().encode()).digest()[:6], "big") / 2**48
+            paths += [Path(folder, name).relative_to(self.location) for name in names if name.endswith(".py")]
+        hashes = {path: hashlib.sha256(path.as_posix().encode()).digest() for path in paths}
+        number = {path: int.from_bytes(digest[:6], "big") / 2**48 for path, digest in hashes.items()}  # in [0, 1)
+        splits: dict[str, list[Path]] = {split: [] for split in SPLITS}
+        for path in sorted(sorted(paths, key=number.__getitem__)[: self.modules]):
+            # The same hash decides the split whatever the limit, so that modules keep it in small runs.
+            ratio = number[path] * 997 % 1
+            splits["train" if ratio < 0.9 else "valid" if ratio < 0.95 else "test"].append(self.location / path)
+        return splits
 
     def files(self, split: str) -> list[Path]:
         return [path for path in self.by_split[split] if path.stat().st_size]

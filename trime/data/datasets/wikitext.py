@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import ClassVar
 
@@ -59,17 +59,13 @@ class WikiText(Dataset):
         return islice(self.all_documents(split), self.first if split == "train" else None)
 
     def all_documents(self, split: str) -> Iterator[Document]:
-        """Yield every document of a split."""
+        """Yield every document of a split, named by its first line with text without the title's marks."""
         for path in self.files(split):
             lines: list[bytes] = []  # of the current document
-            for line in lines_of(path):
-                if TITLE.match(line) and any(map(bytes.strip, lines)) and not lines[-1].strip():
-                    yield Document(title(lines), lines)
+            for line in chain(lines_of(path), [b""]):
+                starts = TITLE.match(line) and any(map(bytes.strip, lines)) and not lines[-1].strip()
+                if starts or not line:
+                    title = next(filter(bytes.strip, lines), b"")
+                    yield Document(title.decode("utf-8", "replace").strip(" =\r\n"), lines)
                     lines = []
                 lines.append(line)
-            yield Document(title(lines), lines)
-
-
-def title(lines: list[bytes]) -> str:
-    """Return the first line with text, without its title marks."""
-    return next((line for line in lines if line.strip()), b"").decode("utf-8", "replace").strip(" =\r\n")

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import torch
 
+from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.corpus import Corpus, Split
-from trime.data.module import SINGLE_PROCESS, PlannedLoader, ProcessShard, TextDataModule, WindowLoader, sequential_batches
-from trime.data.parallel.tokenizers import JointBPE, PresegmentedText
+from trime.data.module import TextDataModule, WindowLoader, sequential_batches
 from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
-from trime.types import Batch
 
 PIECES, CUT = "pieces.json", "cut.json"  # the learned pieces; or how the words of pre-tokenized text are joined
 
@@ -35,6 +32,9 @@ class ParallelCorpus(Corpus):
             return JointBPE.load(self.folder / PIECES)
         return PresegmentedText(**json.loads((self.folder / CUT).read_text()))
 
+    def split(self, name: str) -> Split:
+        return super().split(name)._replace(sources=self.sources.split(name))
+
     def documents(self, split: str) -> Iterator[np.ndarray]:
         """Yield the tokens of each pair of sentences."""
         for source, target in zip(self.sources.documents(split), super().documents(split), strict=True):
@@ -50,15 +50,6 @@ class ParallelCorpus(Corpus):
         pieces = self.sources.split(split).document(number).tolist()
         return self.tokenizer.text([vocabulary.symbols[piece] for piece in pieces if piece != vocabulary.special_ids.eos])
 
-    def with_source(self, batch: Batch, source: Split) -> Batch:
-        """Return a batch of targets with the source sentences that they translate."""
-        rows: list[Any] = [source.document(number) if number >= 0 else [] for number in batch.document.tolist()]
-        width = max(1, max(map(len, rows)))
-        padded = np.full((len(rows), width), self.vocabulary.special_ids.pad, np.int64)
-        for number, row in enumerate(rows):
-            padded[number, : len(row)] = row
-        return batch._replace(source=torch.from_numpy(padded))
-
 
 def sentence_segments(text: Split) -> Segments:
     """Return one segment per sentence."""
@@ -71,55 +62,16 @@ def first_sentences(text: Split, budget: int | None) -> Segments:
     return segments if budget is None else segments.take(slice(0, max(1, int((segments.length.cumsum() <= budget).sum()))))
 
 
-class PairLoader(PlannedLoader):
-    """Planned batches of training targets, with their sources."""
-
-    def __init__(self, corpus: ParallelCorpus, *arguments: Any):
-        super().__init__(*arguments)
-        self.corpus, self.source = corpus, corpus.sources.split("train")
-
-    def plan(self, epoch: int) -> list[list[int]]:
-        """Return the batches of an epoch, planned by the longer side of each pair."""
-        document, offset, start, length, context = self.segments
-        longer = Segments(document, offset, start, np.maximum(length, self.source.lengths), context)
-        return self.batching.plan(longer, epoch, self.neighbours)
-
-    def batch(self, plan: list[list[int]], number: int) -> Batch:
-        return self.corpus.with_source(super().batch(plan, number), self.source)
-
-
-class PairWindows(WindowLoader):
-    """The batches of a plan over the targets of a split, with their sources."""
-
-    def __init__(
-        self, corpus: ParallelCorpus, split: str, windows: Segments, plan: list[list[int]], shard: ProcessShard = SINGLE_PROCESS
-    ):
-        super().__init__(corpus.split(split), windows, plan, corpus.vocabulary.special_ids, shard)
-        self.corpus, self.source = corpus, corpus.sources.split(split)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in super().__iter__():
-            yield self.corpus.with_source(batch, self.source)
-
-
 class PairDataModule(TextDataModule):
     """The training batches of sentence pairs, and the first sentences of the validation split; ``folder`` is their corpus."""
-
-    corpus: ParallelCorpus
 
     def open_corpus(self) -> ParallelCorpus:
         return ParallelCorpus(self.folder)
 
-    def cut_training(self) -> Segments:
-        return sentence_segments(self.text)
+    def cut(self) -> tuple[Segments, Segments]:
+        return sentence_segments(self.text), first_sentences(self.valid, self.validate_tokens)
 
-    def cut_validation(self) -> Segments:
-        return first_sentences(self.valid, self.validate_tokens)
-
-    def train_dataloader(self) -> PairLoader:
-        parts = (self.text, self.segments, self.batching, self.neighbours)
-        return PairLoader(self.corpus, *parts, self.steps, self.special_ids, self.shard)
-
-    def val_dataloader(self) -> PairWindows:
+    def val_dataloader(self) -> WindowLoader:
         size = max(1, self.batching.tokens // int(self.windows.length.max()))  # type: ignore[attr-defined]
-        return PairWindows(self.corpus, "valid", self.windows, sequential_batches(self.windows, size), self.shard)
+        plan = sequential_batches(self.windows, size)
+        return WindowLoader(self.valid, self.windows, plan, self.corpus.vocabulary.special_ids, self.shard)

@@ -33,8 +33,8 @@ class ParallelFolder:
         cut: bool = False,
         detokenize: bool = False,
     ):
-        self.path, self.languages, self.given_name, self.cut = path, (source, target), name, cut
-        self.max_words, self.ratio, self.detokenize = max_words, ratio, detokenize
+        self.path, self.languages, self.given_name, self.own = path, (source, target), name, name is None
+        self.max_words, self.ratio, self.cut, self.detokenize = max_words, ratio, cut, detokenize
 
     @property
     def name(self) -> str:
@@ -42,29 +42,20 @@ class ParallelFolder:
         return self.given_name or printable(self.location.resolve().stem)
 
     @property
-    def own(self) -> bool:
-        """Whether it is a user's own text, for which nothing is published."""
-        return self.given_name is None
-
-    @property
     def location(self) -> Path:
-        """Return the folder; UserError where it does not exist."""
+        """The folder; UserError where it does not exist."""
         return existing_folder(self.path, f"dataset {self.given_name or 'parallel'}")
 
     def files(self, split: str) -> list[Path]:
         """Return both files of a split, or none; UserError where one is missing, or both of train."""
-        paths = [self.file(split, language) for language in self.languages]
-        if all(paths):
-            return [path for path in paths if path]
-        if split == "train" or any(paths):
+        paths = []
+        for language in self.languages:
+            candidates = (self.location / f"{name}.{language}" for name in self.names[split])
+            paths += [path for path in candidates if path.is_file()][:1]
+        if len(paths) < 2 and (split == "train" or paths):
             names = " and ".join(f"{self.names[split][0]}.{language}" for language in self.languages)
             raise UserError(f"{self.location} does not hold both {names}: put them there, one sentence per line")
-        return []
-
-    def file(self, split: str, language: str) -> Path | None:
-        """Return a split's file in a language, or None where there is none."""
-        candidates = (self.location / f"{name}.{language}" for name in self.names[split])
-        return next((path for path in candidates if path.is_file()), None)
+        return paths
 
     def pairs(self, split: str) -> Iterator[Pair]:
         """Yield the pairs that are not empty; UserError where files differ in length or one side of a test pair is empty."""

@@ -53,29 +53,28 @@ class IWSLT14(ParallelFolder):
 
     @cached_property
     def location(self) -> Path:
-        """The folder named by ``path``, or the downloaded one."""
+        """The folder named by ``path``, or the downloaded one; UserError where the archive is broken."""
         if self.path is not None:
             return existing_folder(self.path, "dataset iwslt14")
-        folder = self.cache / "de-en"
+        folder, partial = self.cache / "de-en", self.cache / "de-en.partial"
         self.cache.mkdir(parents=True, exist_ok=True)
         with locked(self.cache / ".lock", f"downloading {folder}"):
-            if not folder.is_dir():
-                self.unpack(folder)
-        return folder
+            if folder.is_dir():
+                return folder
+            archive = fetch([*SOURCES], CHECKSUM, self.cache / "de-en.tgz")
+            try:
+                with tarfile.open(archive) as file:
+                    file.extractall(partial, filter="data")
+            except (tarfile.TarError, EOFError, OSError) as error:
+                raise UserError(f"{archive} is not a complete archive ({error}): delete it, or put another there") from None
+            return (partial / "de-en").replace(folder)
 
-    @staticmethod
-    def unpack(folder: Path) -> None:
-        """Download and extract the archive; UserError where it is broken."""
-        archive, partial = fetch([*SOURCES], CHECKSUM, folder.with_name("de-en.tgz")), folder.with_name("de-en.partial")
-        try:
-            with tarfile.open(archive) as file:
-                file.extractall(partial, filter="data")
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise UserError(f"{archive} is not a complete archive ({error}): delete it, or put another there") from None
-        (partial / "de-en").replace(folder)
+    @property
+    def raw(self) -> bool:
+        """Whether the folder holds the archive's raw files; prepared ones are cleaned and filtered already."""
+        return (self.location / f"train.tags.de-en.{self.languages[0]}").is_file()
 
     def fits(self, pair: Pair) -> bool:
-        """Return True if a pair is within the limits on length; prepared files are filtered already."""
         return not self.raw or super().fits(pair)
 
     def notes(self) -> list[str]:
@@ -84,11 +83,6 @@ class IWSLT14(ParallelFolder):
         if abs(count - PUBLISHED) < 0.02 * PUBLISHED:
             return []
         return [f"train: {count:,} pairs where {PUBLISHED:,} are published: the files are not the published ones"]
-
-    @property
-    def raw(self) -> bool:
-        """Return True if the folder holds the archive's raw files."""
-        return (self.location / f"train.tags.de-en.{self.languages[0]}").is_file()
 
     def files(self, split: str) -> list[Path]:
         """Return the files of a split, source before target; UserError where one is missing."""

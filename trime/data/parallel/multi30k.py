@@ -43,37 +43,29 @@ class Multi30k(ParallelFolder):
 
     @property
     def location(self) -> Path:
-        """Return the folder named by ``path``, or the one with the downloaded files."""
+        """The folder named by ``path``, or the one with the downloaded files."""
         if self.path is not None:
             return super().location
-        for split in SPLITS:
-            for language in self.languages:
-                self.download(f"{self.names[split][0]}.{language}")
+        names = [f"{self.names[split][0]}.{language}" for split in SPLITS for language in self.languages]
+        if missing := [name for name in names if not (self.cache / name).exists()]:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            with locked(self.cache / ".lock", f"downloading {self.cache}"):
+                for name in missing:
+                    download(name, self.cache / name)
         return self.cache
 
-    def download(self, name: str) -> None:
-        """Download a file unless it exists; UserError where its content is not the published one."""
-        target = self.cache / name
-        if target.exists():
-            return
-        self.cache.mkdir(parents=True, exist_ok=True)
-        with locked(self.cache / ".lock", f"downloading {self.cache}"):
-            if not target.exists():  # another process may have finished it
-                self.unpack(target)
 
-    @staticmethod
-    def unpack(target: Path) -> None:
-        """Download and unpack one file; UserError where its content is not the published one."""
-        name = target.name
-        packed = fetch([source.format(name=name) for source in SOURCES], None, target.with_name(f"{name}.gz"))
-        with replacing(target) as partial:
-            try:
-                with gzip.open(packed) as content, open(partial, "wb") as out:
-                    shutil.copyfileobj(content, out)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise UserError(
-                    f"{packed} is not a complete gzip file ({error}): delete it, or put {name} at {target}"
-                ) from None
-            if checksum(partial, "sha256") != f"sha256:{DIGESTS.get(name)}":
-                raise UserError(f"{packed} is not the published {name}: delete it, or put {name} at {target}")
-        packed.unlink()
+def download(name: str, target: Path) -> None:
+    """Download and unpack one file, unless it exists; UserError where its content is not the published one."""
+    if target.exists():  # another process may have finished it
+        return
+    packed = fetch([source.format(name=name) for source in SOURCES], None, target.with_name(f"{name}.gz"))
+    with replacing(target) as partial:
+        try:
+            with gzip.open(packed) as content, open(partial, "wb") as out:
+                shutil.copyfileobj(content, out)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{packed} is not a complete gzip file ({error}): delete it, or put {name} at {target}") from None
+        if checksum(partial, "sha256") != f"sha256:{DIGESTS.get(name)}":
+            raise UserError(f"{packed} is not the published {name}: delete it, or put {name} at {target}")
+    packed.unlink()

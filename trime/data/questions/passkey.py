@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import chain, islice
-from itertools import count as numbers_from
+from itertools import chain, count, islice
 from typing import ClassVar
 
 from trime.choices import ASKED
+from trime.data.questions.babilong import draw_words, open_background, place_facts, prose, random_passage, sentences_of_novel
 from trime.data.questions.base import Example
-from trime.data.questions.rooms import prose
-from trime.data.questions.scatter import context_words, open_background, place_facts, random_passage, sentences_of_novel
 from trime.errors import UserError
 
 NAMES = ("Ada", "Boris", "Chloe", "Dinah", "Emil", "Farah", "Greta", "Hugo", "Irene", "Jonas", "Klara", "Lionel")
-
 COUNTS = {"train": 1000, "valid": 100, "test": 100}
 
 
@@ -64,35 +61,23 @@ class Passkey:
 
     def texts(self, split: str, draw: int) -> Iterator[list[Example]]:
         """Yield the questions about each text, without end."""
-        for number in numbers_from():
+        for number in count():
             rng = random.Random(f"{self.seed} {draw} {split} {number}")
             names, numbers = rng.sample(NAMES, self.keys), rng.sample(range(10000, 100000), self.keys)
-            depths, words = self.depths(rng), context_words(self.words, self.min_words, rng)
-            whose = names if self.keys > 1 else [""]
-            facts = [f"{what_of(name, 'The')} is {key}. Remember it." for name, key in zip(whose, numbers, strict=True)]
+            if self.ask == "all" and self.depth is None:  # spread over the text, in any order
+                depths = [(place + rng.random()) / self.keys for place in rng.sample(range(self.keys), self.keys)]
+            else:
+                drawn = [rng.random() for _ in range(self.keys)]
+                depths = drawn if self.depth is None else [self.depth, *drawn[1:]]
+            words = draw_words(self.words, self.min_words, rng)
+            # Small models take a pass key for a thing, not for a number.
+            secrets = [f"{name}'s secret number" for name in names] if self.keys > 1 else ["{} secret number"]
+            facts = [f"{secret.format('The')} is {key}. Remember it." for secret, key in zip(secrets, numbers, strict=True)]
             sentences = sentences_of_novel(self.background, split, rng) if self.background else prose()
             passage = random_passage(sentences, words - sum(len(fact.split()) for fact in facts), rng)
             context, depths = place_facts(facts, depths, passage)
-            asked = [
-                Example(
-                    f"{split}-{number} {name}".strip(),
-                    f"What is {what_of(name, 'the')}?",
-                    context,
-                    (str(key),),
-                    round(depth, 4),
-                )
-                for name, key, depth in zip(whose, numbers, depths, strict=True)
-            ]
-            yield asked if self.ask == "all" else [asked[0]._replace(name=f"{split}-{number}")]
-
-    def depths(self, rng: random.Random) -> list[float]:
-        """Draw the depth of each key; if all are asked for, they are spread over the text, in any order."""
-        if self.ask == "all" and self.depth is None:
-            return [(place + rng.random()) / self.keys for place in rng.sample(range(self.keys), self.keys)]
-        first, *others = (rng.random() for _ in range(self.keys))
-        return [first if self.depth is None else self.depth, *others]
-
-
-def what_of(name: str, article: str) -> str:
-    """Return what is hidden, of a person if there are several. Small models take a pass key for a thing, not for a number."""
-    return f"{name}'s secret number" if name else f"{article} secret number"
+            asked = []
+            for name, secret, key, depth in zip(names, secrets, numbers, depths, strict=True):
+                label = f"{split}-{number} {name}" if self.keys > 1 and self.ask == "all" else f"{split}-{number}"
+                asked.append(Example(label, f"What is {secret.format('the')}?", context, (str(key),), round(depth, 4)))
+            yield asked if self.ask == "all" else asked[:1]

@@ -40,11 +40,20 @@ class TriviaQA:
         """Yield the sampled questions; UserError where the split has no answers, or all evidence is missing."""
         if split not in self.splits:
             raise UserError(f"TriviaQA's {split} questions have no answers: set answering.split=valid")
-        rows = self.sampled(official_rows(self.path, split) if self.path else hub_rows(split), draw)
-        if self.path:
-            self.check_evidence(rows)
+        if not self.path:
+            yield from map(from_hub, self.sampled(hub_rows(split), draw))
+            return
+        rows = self.sampled(official_rows(self.path, split), draw)
+        self.check_evidence(rows)
         for row in rows:
-            yield self.official(row) if self.path else from_hub(row)
+            answer = row.get("Answer")
+            if not answer:
+                where = f"questions.path={self.path}: question {row['QuestionId']}"
+                raise UserError(f"{where} has no answer: use the official files")
+            texts = [file.read_text("utf-8", "replace") for file in self.evidence_files(row) if file.is_file()]
+            aliases = (alias for kind in ALIASES for alias in answer.get(kind) or [])
+            answers = (answer.get("Value"), answer.get("NormalizedValue"), *aliases)
+            yield Example(row["QuestionId"], row["Question"], "\n\n".join(texts), distinct(answers))
 
     def sampled(self, rows: Any, draw: int = 0) -> list[dict[str, Any]]:
         """Return ``count`` rows of a split, drawn with ``seed`` and ``draw``; all of them, shuffled, if ``count`` is None."""
@@ -89,16 +98,6 @@ class TriviaQA:
             for page in row.get(kind) or []
             if page.get("Filename")
         ]
-
-    def official(self, row: dict[str, Any]) -> Example:
-        """Return a question in the official format with the texts of its evidence files."""
-        answer = row.get("Answer")
-        if not answer:
-            raise UserError(f"questions.path={self.path}: question {row['QuestionId']} has no answer: use the official files")
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in self.evidence_files(row) if file.is_file()]
-        aliases = (alias for kind in ALIASES for alias in answer.get(kind) or [])
-        answers = (answer.get("Value"), answer.get("NormalizedValue"), *aliases)
-        return Example(row["QuestionId"], row["Question"], "\n\n".join(texts), distinct(answers))
 
 
 def official_file(path: Path, split: str) -> Path:

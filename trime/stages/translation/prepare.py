@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
 
+from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.corpus import build_corpus, symbol_counts
 from trime.data.datasets import Dataset
-from trime.data.parallel.base import Parallel
+from trime.data.parallel.base import Parallel, Side
 from trime.data.parallel.corpus import CUT, PIECES, ParallelCorpus
-from trime.data.parallel.side import Side, available_splits, sentences
-from trime.data.parallel.tokenizers import JointBPE, PresegmentedText
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
@@ -59,7 +59,7 @@ class PreparePairs(PreparedText):
         (folder / "source").mkdir(exist_ok=True)
         build_corpus(source, folder / "source", vocabularies.source)
         build_corpus(target, folder, vocabularies.target)
-        for split in available_splits(text):
+        for split in target.splits():
             references = [pair.target if not text.cut else tokenizer.text(pair.target.split()) for pair in text.pairs(split)]
             write_json(folder / f"{split}.references.json", references, indent=None, ensure_ascii=False)
         log_statistics(folder)
@@ -75,7 +75,7 @@ class PreparePairs(PreparedText):
                 "a released checkpoint reads Moses' tokens in pieces of its own BPE codes: prepare the text as fairseq's "
                 "prepare-iwslt14.sh does and set dataset.cut=true"
             )
-        pieces = JointBPE.train(sentences(self.text, "train"), self.vocabulary.max_size)  # type: ignore[arg-type]
+        pieces = JointBPE.train(chain.from_iterable(self.text.pairs("train")), self.vocabulary.max_size)  # type: ignore[arg-type]
         pieces.save(folder / PIECES)
         return pieces
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from trime.data.corpus import Corpus
-from trime.data.parallel.corpus import PairWindows, ParallelCorpus, first_sentences
+from trime.data.parallel.corpus import ParallelCorpus, first_sentences
 from trime.data.segments import Segments
 from trime.errors import UserError
 from trime.stages.windows import Portion, Windows
-from trime.types import Batch
 
 
 class SentenceWindows(Windows):
@@ -18,10 +16,6 @@ class SentenceWindows(Windows):
 
     def cut(self, corpus: Corpus, portion: Portion) -> Segments:
         return first_sentences(corpus.split(portion.split), portion.tokens)
-
-    def loader(self, corpus: Corpus, split: str, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
-        assert isinstance(corpus, ParallelCorpus)
-        return PairWindows(corpus, split, windows, plan)
 
     def check(self, corpus: Corpus, description: dict[str, Any]) -> None:
         assert isinstance(corpus, ParallelCorpus)
