@@ -14,12 +14,11 @@ from tests.golden.memories import description, tensors
 from tests.golden.published import copy, parametrized
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import MemoryState
-from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import AttentionConfig, AttentionState, KNNAttention
+from trime.models.backbones.kv_memory import KeyValueMemory
+from trime.models.backbones.memorizing import AttentionConfig, AttentionState, KNNAttention
 from trime.models.backbones.stateful import LayerSizes, StatefulTransformerLayer
 from trime.models.layers import topk_attention as retrieval
-from trime.models.layers.relative import in_window
-from trime.models.layers.sliding import SlidingWindow
+from trime.models.layers.sliding import SlidingWindow, in_window
 from trime.models.layers.topk_attention import Table, all_keys, bucket_top, exact_top, search
 
 META = description("mt_meta")

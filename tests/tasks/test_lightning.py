@@ -23,7 +23,7 @@ from trime.errors import UserError
 from trime.pipeline.config_hash import config_hash
 from trime.plan.language_model import Plan
 from trime.run.preflight import check
-from trime.tasks.optimization import check_scheduler_state
+from trime.optim.schedules import check_scheduler_state
 
 Tiny = Callable[..., DictConfig]
 LR = "+callbacks.lr={_target_: pytorch_lightning.callbacks.LearningRateMonitor}"

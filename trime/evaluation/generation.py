@@ -25,7 +25,7 @@ from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
 from trime.evaluation.mixture_spec import MixtureSpec, scales
 from trime.memory.base import Entries, Memory, Window
 from trime.mixtures.experts import ExpertMasses, History, stack_masses
-from trime.models.attention_trace import AttentionTrace
+from trime.models.layers.attention import AttentionTrace
 from trime.models.network import Network
 from trime.types import Contexts, Float, Mass, Tensor, TokenPosition
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trime.errors import UserError
 from trime.io import write_tensors
-from trime.models.attention_trace import AttentionTrace, mean_trace
+from trime.models.layers.attention import AttentionTrace, mean_trace
 from trime.types import Batch, Encoding, Float, Int, Mass, Tensor
 
 INITIAL_GATE_LOGIT = -2.0  # sigmoid(-2) = 0.12: the memories' share before training

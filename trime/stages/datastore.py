@@ -19,20 +19,23 @@ from trime.data.duplicates import describe_duplicates, find_duplicates
 from trime.errors import UserError, install_command
 from trime.io import write_json
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
-from trime.memory.retrieval.factories import AUTO, cell_count, choose_factory, complete_factory
-from trime.memory.retrieval.ivf import CELLS, CENTROIDS, assign_cells, cells_file
-from trime.memory.retrieval.ray_cluster import open_ray_search
-from trime.memory.retrieval.search import ExactSearch, Search, ShardedSearch, recall_of
-from trime.memory.retrieval.sharded import (
+from trime.memory.retrieval.index import (
+    AUTO,
     IndexPart,
     assigned_shards,
     build_parts,
+    cell_count,
     check_factory,
+    choose_factory,
+    complete_factory,
     divides_by_cells,
     split_cells,
     split_into_parts,
     train_shared,
 )
+from trime.memory.retrieval.ivf import CELLS, CENTROIDS, assign_cells, cells_file
+from trime.memory.retrieval.ray_cluster import open_ray_search
+from trime.memory.retrieval.search import ExactSearch, Search, ShardedSearch, recall_of
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.engines import Advance

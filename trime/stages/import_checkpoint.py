@@ -12,7 +12,7 @@ from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import write_json
-from trime.models.checkpoints.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
+from trime.models.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact

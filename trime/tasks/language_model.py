@@ -10,6 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
+from torch.nn import functional as F
 
 from trime.errors import UserError
 from trime.memory.distributed import all_gather_varlen, all_reduce_sum, rank_rows, world_size
@@ -18,7 +19,7 @@ from trime.memory.in_batch_nearest import NearestInBatch
 from trime.metrics import perplexity
 from trime.mixtures.joint import joint, memory_share
 from trime.models.network import Network, Reader, shard_weights
-from trime.tasks.optimization import check_scheduler_state, with_schedule
+from trime.optim.schedules import check_scheduler_state, with_schedule
 from trime.types import Batch, Contexts, Mass, Tensor, contexts_of, is_token
 
 
@@ -192,3 +193,20 @@ class LanguageModel(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         return with_schedule(self.optimizer_factory(self.parameters(), lr=self.schedule(0)), self.schedule)
+
+
+class TranslationModule(LanguageModel):
+    """Trains translation; ``smoothing`` is the label smoothing of the plain training loss (Eq. 5 has none, as published)."""
+
+    def __init__(self, *arguments: Any, smoothing: float = 0.0):
+        super().__init__(*arguments)
+        self.smoothing = smoothing
+
+    def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
+        """Return the loss of each target piece in nats, and the memory's share of the mass."""
+        if not (self.training and self.smoothing and (self.memory is None or plain)):
+            return super().losses(batch, draw, plain)
+        f = self.reader.encode(batch).f[batch.scored]
+        logits = F.linear(f, self.network.head.weight).float()  # type: ignore[arg-type]
+        losses = F.cross_entropy(logits, batch.targets[batch.scored], reduction="none", label_smoothing=self.smoothing)
+        return losses, torch.zeros_like(losses)

@@ -13,11 +13,10 @@ from tests.helpers.stores import KEYS, QUERY, blocks, built, folder_of, stored
 from trime.errors import UserError
 from trime.memory.retrieval import faiss_index
 from trime.memory.retrieval.datastore import Datastore, KNNMemory, retrieved_mass
-from trime.memory.retrieval.factories import complete_factory
 from trime.memory.retrieval.faiss_index import FaissSearch, fill_faiss, train_faiss
+from trime.memory.retrieval.index import IndexPart, build_parts, check_factory, complete_factory, split_cells, split_into_parts
 from trime.memory.retrieval.ivf import Cells, IVFSearch, fill_ivf, train_ivf
 from trime.memory.retrieval.search import Blocks, CachedSearch, ExactSearch, merge_results, normalized_blocks, recall_of
-from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_cells, split_into_parts
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.stages.datastore import open_search
 from trime.types import Contexts, TokenPosition

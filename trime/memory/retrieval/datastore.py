@@ -16,7 +16,7 @@ from trime.checks import check_choice, check_floats, check_number, check_object,
 from trime.choices import METRICS
 from trime.errors import UserError
 from trime.io import partial_of, write_tensors
-from trime.memory.objective.entries_cpu import entry_masses
+from trime.memory.objective.blockwise_cpu import entry_masses
 from trime.memory.retrieval.search import ExactSearch, Search, begin
 from trime.memory.similarity import similarity
 from trime.types import Contexts, Float, Int, Mass, Tensor

@@ -20,9 +20,9 @@ from trime.choices import THREADS
 from trime.errors import UserError
 from trime.kernels.cpu import prepare_cpu
 from trime.memory.retrieval.faiss_index import use_threads
+from trime.memory.retrieval.index import CellsPart, IndexPart
 from trime.memory.retrieval.ivf import Cells, IVFSearch
 from trime.memory.retrieval.search import Search, combined_kind, merge_results
-from trime.memory.retrieval.sharded import CellsPart, IndexPart
 from trime.types import Float, Int, Tensor
 
 CONNECTING = 10  # seconds to wait for an address to answer

@@ -13,16 +13,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.models.attention_trace import AttentionTrace
-from trime.models.backbones.segment_cache import concat_cache, update_cache
 from trime.models.backbones.stateful import (
     LayerSizes,
     StatefulBackbone,
     StatefulTransformerLayer,
+    concat_cache,
     refuse_padding,
     unsharded_zeros,
+    update_cache,
 )
-from trime.models.layers.attention import head_width, split_heads
+from trime.models.layers.attention import AttentionTrace, head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
 from trime.types import Bool, Float, Int, Tensor
 

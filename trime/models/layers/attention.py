@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trime.types import Bool, Float, Tensor
+from trime.types import Bool, Float, Int, Tensor
 
 MATH_MAX_KEYS = 256  # keys up to which whole attention matrices are faster with oneDNN; their memory grows with L^2
 
@@ -85,3 +86,30 @@ def feed_forward(width: int, inner: int, dropout: float, biases: bool = True) ->
         if biases:
             nn.init.zeros_(layer.bias)
     return nn.Sequential(up_proj, nn.ReLU(), nn.Dropout(dropout), down_proj)
+
+
+class AttentionTrace(NamedTuple):
+    """The attention of each row's last query to a memory, averaged over heads and layers, with the entries' positions.
+
+    Entries of several heads or layers stand one after another; position -1 marks an empty slot.
+    """
+
+    share: Float[Tensor, "b m"]
+    position: Int[Tensor, "b m"]
+
+    def top(self, count: int) -> list[tuple[float, int]]:
+        """Return (share, position) of the ``count`` positions with the largest shares in the first row."""
+        filled = self.position[0] >= 0
+        position, index = self.position[0][filled].unique(return_inverse=True)
+        total = self.share.new_zeros(len(position)).scatter_add(0, index, self.share[0][filled])
+        share, order = total.topk(min(count, len(position)))
+        return [pair for pair in zip(share.tolist(), position[order].tolist(), strict=True) if pair[0] > 0]
+
+
+def mean_trace(layers: list[AttentionTrace]) -> AttentionTrace | None:
+    """Return the mean over layers, or None where no layer has recorded its attention."""
+    if not layers:
+        return None
+    return AttentionTrace(
+        torch.cat([trace.share for trace in layers], 1) / len(layers), torch.cat([trace.position for trace in layers], 1)
+    )

@@ -15,7 +15,7 @@ import torch
 
 from trime.memory.bounded import BoundedMemory
 from trime.models.attendre import Attendre, AttendreState, AttentionOutput, Queries, scored_as
-from trime.models.attention_trace import AttentionTrace
+from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.topk_attention import masked_softmax
 from trime.models.pretrained.family import Family
 from trime.models.pretrained.head_rows import heads_to_rows, rows_to_heads, side_by_side

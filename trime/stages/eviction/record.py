@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.io import write_json, write_tensors
-from trime.models.backbones.memorizing.transformer import KNNAttention
+from trime.models.backbones.memorizing import KNNAttention
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import NETWORK, open_network

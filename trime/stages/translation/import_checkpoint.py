@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import plain
-from trime.models.checkpoints.fairseq import FairseqCheckpoint
-from trime.models.checkpoints.fairseq_translation import translation_network_from_checkpoint
+from trime.models.fairseq import FairseqCheckpoint
+from trime.models.fairseq_translation import translation_network_from_checkpoint
 from trime.models.network import Network, save_network
 from trime.pipeline.model_io import write_description
 from trime.stages.import_checkpoint import ImportedModel, check_size

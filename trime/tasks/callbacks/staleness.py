@@ -15,8 +15,8 @@ import torch
 
 from trime.io import write_json
 from trime.memory.bounded import MemoryState, take_slots
-from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import KNNAttention
+from trime.models.backbones.kv_memory import KeyValueMemory
+from trime.models.backbones.memorizing import KNNAttention
 from trime.models.backbones.stateful import State, StatefulBackbone
 from trime.models.network import Network
 from trime.types import Batch, Bool, Float, Int, Tensor

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from trime.errors import UserError
-from trime.models.checkpoints.fairseq import PAD, FairseqCheckpoint, check_supported, has_final_norm, load_weights
+from trime.models.fairseq import PAD, FairseqCheckpoint, check_supported, has_final_norm, load_weights
 from trime.models.network import Network, build_network
 
 SUPPORTED = {  # arguments of fairseq's encoder-decoders that change the forward pass, and the values that are supported

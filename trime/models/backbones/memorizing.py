@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from trime.memory.distributed import as_full_tensor
-from trime.models.attention_trace import AttentionTrace
-from trime.models.backbones.memorizing.kv_memory import KeyValueMemory, KeyValueState
+from trime.models.backbones.kv_memory import KeyValueMemory, KeyValueState
 from trime.models.backbones.stateful import (
     NORMS,
     LayerSizes,
@@ -26,10 +25,9 @@ from trime.models.backbones.stateful import (
     refuse_padding,
     unsharded_zeros,
 )
-from trime.models.layers.attention import head_width, split_heads
+from trime.models.layers.attention import AttentionTrace, head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
-from trime.models.layers.relative import RelativeBias
-from trime.models.layers.sliding import Cache, SlidingWindow, sliding_attention
+from trime.models.layers.sliding import Cache, RelativeBias, SlidingWindow, sliding_attention
 from trime.types import Bool, Float, Int, Tensor
 
 

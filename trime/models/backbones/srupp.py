@@ -8,7 +8,7 @@ published code caches them raw, and normalizes only those of the segment itself.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,11 +16,16 @@ from torch.nn import functional as F
 
 from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.memory.distributed import as_full_tensor
-from trime.models.attention_trace import AttentionTrace
-from trime.models.backbones.segment_cache import CacheAndSegment, concat_cache, update_cache
-from trime.models.backbones.srupp.recurrence import recurrence
-from trime.models.backbones.stateful import StatefulBackbone, refuse_padding, unsharded_zeros
-from trime.models.layers.attention import fused_attention, head_width, split_heads
+from trime.models.backbones import srupp_cpu
+from trime.models.backbones.stateful import (
+    CacheAndSegment,
+    StatefulBackbone,
+    concat_cache,
+    refuse_padding,
+    unsharded_zeros,
+    update_cache,
+)
+from trime.models.layers.attention import AttentionTrace, fused_attention, head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.types import Bool, Float, Int, Tensor
 
@@ -144,3 +149,66 @@ def srupp(
     sru_layers = [SruLayer(sizes, memory, number == layers - 1) for number in range(layers)]
     norm = [nn.LayerNorm(embedding.width)] if final_norm else []
     return StatefulBackbone(embedding, sru_layers, positions, dropout, nn.Sequential(*norm, nn.Dropout(dropout)), scale=1.0)
+
+
+def recurrence(
+    u: Float[Tensor, "b l e"],
+    x: Float[Tensor, "b l d"],
+    weight: Float[Tensor, "2 d"],
+    bias: Float[Tensor, "2 d"],
+    mask: Float[Tensor, "b d"],
+    start: Float[Tensor, "b d"],
+) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
+    """Return h and c of all steps; ``u`` is u0, u1 and u2 concatenated (e = 3d), ``start`` is c before the first step.
+
+    ``mask`` is the dropout mask of the highway, the same at all steps. In float32 (half precision is converted to it) no
+    gradient flows into ``start``, nor into u through the returned c: states are kept without gradient.
+    """
+    if u.dtype == torch.float64 or u.device.type not in ("cpu", "cuda"):
+        return by_steps(u, x, weight, bias, mask, start)
+    inputs = (part.float().contiguous() for part in (u, x, weight, bias, mask, start))
+    h, c = Recurrence.apply(*inputs)
+    return h.to(x.dtype), c
+
+
+def by_steps(
+    u: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor, start: Tensor
+) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
+    """Return h and c step by step, from the equations; the kernels are tested against this."""
+    candidate, forget, highway = u.chunk(3, -1)
+    c, cells = start, []
+    for step in range(u.shape[1]):
+        f = (forget[:, step] + weight[0] * c + bias[0]).sigmoid()
+        c = f * c + (1 - f) * candidate[:, step]
+        cells.append(c)
+    states = torch.stack(cells, 1)
+    previous = torch.cat([start[:, None], states[:, :-1]], 1)
+    r = (highway + weight[1] * previous + bias[1]).sigmoid()
+    return x + r * mask[:, None] * (states - x), states
+
+
+class Recurrence(torch.autograd.Function):
+    """The recurrence by the kernels of the device that the tensors are on."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = kernels(inputs[0]).forward(*inputs)
+        ctx.save_for_backward(*inputs, c)
+        ctx.mark_non_differentiable(c)
+        return h, c
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
+        u, x, weight, bias, mask, start, c = ctx.saved_tensors
+        du, dx, rows = kernels(u).backward(u, x, weight, bias, mask, start, c, gradient[0].contiguous())
+        dweight, dbias = rows.sum(0).chunk(2)
+        return du, dx, dweight, dbias, None, None
+
+
+def kernels(u: Tensor) -> Any:
+    """Return the module of kernels for a tensor's device."""
+    if u.device.type == "cpu":
+        return srupp_cpu
+    from trime.models.backbones import srupp_cuda  # triton is installed with torch for CUDA only
+
+    return srupp_cuda

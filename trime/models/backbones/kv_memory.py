@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,8 +12,8 @@ from torch import nn
 from trime.eviction.base import AttentionScorePolicy, EvictionPolicy, Summary
 from trime.kernels.blocks import slices
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.models.attention_trace import AttentionTrace
-from trime.models.backbones.memorizing.key_index import IVFKeyIndex
+from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, TRAINING_POINTS_PER_CELL
+from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.topk_attention import (
     SCORES_PER_BLOCK,
     ScoreCallback,
@@ -215,3 +216,76 @@ def report_retrieved(retrieved: TopK, size: int, on_scores: ScoreCallback) -> No
             slot, product = retrieved.slot[row, :, block], retrieved.product[row, :, block]
             score = product.new_full((*slot.shape[:2], size), -torch.inf)
             on_scores(row, block, score.scatter(-1, slot, product), slot)
+
+
+class IVFKeyIndex:
+    """An inverted-file index that compares ``candidates`` entries of a head on average: those in the nearest cells."""
+
+    def __init__(self, candidates: int):
+        self.candidates = candidates
+        self.tag: Float[Tensor, "b m h"] | None = None  # the first number of each stored key, NaN in empty slots
+        self.indexes: dict[tuple[int, int], Any] = {}  # by row and head
+        self.written: dict[tuple[int, int], int] = {}  # entries written since an index was built
+
+    @torch.no_grad()
+    def search(self, query: Float[Tensor, "b h q d"], table: Table, k: int) -> TopK:
+        """Return the ``k`` best entries of each query; where there are fewer, products are -inf."""
+        self.refresh(table)
+        exact = [row for row in range(len(query)) if (row, 0) not in self.indexes]
+        slot = torch.zeros(*query.shape[:3], k, dtype=torch.long, device=query.device)
+        product = torch.zeros(slot.shape, dtype=table.key.dtype, device=query.device)
+        if exact:
+            rows = Table(*(part[exact] for part in table))
+            slot[exact], product[exact] = search(query[exact], all_keys(rows), k, exact_top)
+        for (row, head), index in self.indexes.items():
+            score, number = index.search(to_numpy(query[row, head]), k)
+            number = torch.from_numpy(number).to(slot.device)
+            product[row, head] = torch.from_numpy(score).to(product).masked_fill(number < 0, -torch.inf)
+            slot[row, head] = number.clamp(min=0)
+        return TopK(slot, product)
+
+    def refresh(self, table: Table) -> None:
+        """Update every index to what the table holds."""
+        tag = table.key[..., 0].float().masked_fill(~table.filled[..., None], torch.nan)
+        if self.tag is None or self.tag.shape != tag.shape:
+            self.tag, self.indexes, self.written = torch.full_like(tag, torch.nan), {}, {}
+        changed, self.tag = (tag != self.tag) & table.filled[..., None], tag
+        for row, count in enumerate(table.filled.sum(1).tolist()):
+            for head in range(tag.shape[2]):
+                self.refresh_index(row, head, table.key[row, :count, head], changed[row, :, head])
+
+    def refresh_index(self, row: int, head: int, key: Float[Tensor, "n d"], changed: Tensor) -> None:
+        """Update the index of a row and head, whose slots are filled from the first one on."""
+        row_head, size = (row, head), len(changed)
+        slots = changed[: len(key)].nonzero().squeeze(1)
+        index, written = self.indexes.pop(row_head, None), self.written.get(row_head, 0) + len(slots)
+        if index is None or len(key) < index.ntotal or written > size:
+            index, written = self.build_index(key, size), 0
+        elif len(slots):
+            overwritten = slots[slots < index.ntotal]
+            if len(overwritten):
+                index.update_vectors(overwritten.cpu().numpy(), to_numpy(key[overwritten]))
+            if len(key) > index.ntotal:
+                index.add(to_numpy(key[index.ntotal :]))
+        if index is not None:
+            self.indexes[row_head], self.written[row_head] = index, written
+
+    def build_index(self, key: Float[Tensor, "n d"], size: int) -> Any:
+        """Return a new index for a memory of ``size`` entries; None where there are too few keys: the search is then exact."""
+        import faiss
+
+        count = max(1, min(math.isqrt(size), size // (2 * MIN_POINTS_PER_CELL)))
+        if len(key) < max(MIN_POINTS_PER_CELL * count, self.candidates):
+            return None
+        index: Any = faiss.index_factory(key.shape[1], f"IVF{count},Flat", faiss.METRIC_INNER_PRODUCT)
+        index.cp.max_points_per_centroid = TRAINING_POINTS_PER_CELL
+        index.train(to_numpy(key))
+        index.add(to_numpy(key))
+        index.set_direct_map_type(faiss.DirectMap.Array)  # type: ignore[attr-defined]
+        index.nprobe = max(1, count * self.candidates // size)
+        return index
+
+
+def to_numpy(key: Float[Tensor, "n d"]) -> Any:
+    """Return keys as the float32 array that FAISS expects."""
+    return key.float().cpu().contiguous().numpy()
