@@ -17,7 +17,7 @@ from trime.plan.language_model import Plan
 from trime.quantities import duration
 from trime.run.runner import run
 from trime.tasks.callbacks import forecast
-from trime.tasks.callbacks.history import MEASURED, WARM_UP
+from trime.tasks.callbacks.forecast import MEASURED, WARM_UP
 
 Tiny = Callable[..., DictConfig]
 BEFORE = ["experiment=trime", "stages=[prepare,fit]", "dataset.modules=20"]

@@ -37,7 +37,8 @@ from trime.stages.pack import Pack
 from trime.stages.prepare import PreparedText
 from trime.stages.training_task import TrainingTask
 from trime.tasks.callbacks.checkpoints import BestWeights
-from trime.tasks.callbacks.history import Forecast, History
+from trime.tasks.callbacks.forecast import Forecast
+from trime.tasks.callbacks.history import History
 from trime.tasks.callbacks.staleness import Staleness
 from trime.urls import local_copy
 
