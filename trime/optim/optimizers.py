@@ -24,15 +24,11 @@ class GroupOptimizer(torch.optim.Optimizer):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
                 self.update(parameters, [parameter.grad for parameter in parameters], group)
-            self.finish_group(group)
         return loss
 
     @abstractmethod
     def update(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], group: dict[str, Any]) -> None:
         """Update parameters of a group in place."""
-
-    def finish_group(self, group: dict[str, Any]) -> None:
-        """Store in a group what its next update needs."""
 
 
 class Adam(GroupOptimizer):
@@ -55,13 +51,13 @@ class Adam(GroupOptimizer):
             if not state:
                 state |= {"step": 0, "first": torch.zeros_like(parameter), "second": torch.zeros_like(parameter)}
             state["step"] += 1
-        beta1, beta2 = group["betas"]
         first, second = ([state[name] for state in states] for name in ("first", "second"))
+        beta1, beta2 = group["betas"]
         torch._foreach_mul_(first, beta1)
         torch._foreach_add_(first, gradients, alpha=1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
-        steps = [state["step"] for state in states]  # of parameters that had a gradient
+        steps = [state["step"] for state in states]  # they differ: a parameter without a gradient is not updated
         sizes = [-group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step) for step in steps]
         divisors = torch._foreach_sqrt(second)
         torch._foreach_add_(divisors, group["eps"])
@@ -88,5 +84,8 @@ class NAG(GroupOptimizer):
         torch._foreach_mul_(buffers, momentum * ratio)
         torch._foreach_add_(buffers, gradients, alpha=-lr)
 
-    def finish_group(self, group: dict[str, Any]) -> None:
-        group["previous"] = group["lr"]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = super().step(closure)
+        for group in self.param_groups:  # also of groups without a gradient, whose learning rate changes too
+            group["previous"] = group["lr"]
+        return loss

@@ -20,7 +20,7 @@ from trime.metrics import perplexity
 from trime.mixtures.joint import joint, memory_share
 from trime.models.network import Network, Reader, shard_weights
 from trime.optim.schedules import check_scheduler_state, with_schedule
-from trime.types import Batch, Contexts, Mass, Tensor, contexts_of, is_token
+from trime.types import Batch, Contexts, Mass, Tensor, is_token
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,6 @@ class UpdateSettings:
     seed: int = 0
     plain_updates: int = 0
     padding_is_memory: bool = False
-
-
-def contexts_and_mass(reader: Reader, batch: Batch) -> tuple[Contexts, Mass]:
-    """Return every cell as a context, padding included, and the vocabulary's mass for the scored cells."""
-    encoding, network = reader.encode(batch), reader.network
-    contexts = contexts_of(batch, encoding.g)
-    scored = batch.scored.flatten()
-    f = encoding.f.flatten(0, 1)
-    if scored.all():
-        return contexts, network.vocabulary_mass(f, contexts.token)
-    return contexts, network.vocabulary_mass(f[scored], contexts.token[scored])
 
 
 class LanguageModel(pl.LightningModule):
@@ -67,7 +56,7 @@ class LanguageModel(pl.LightningModule):
         self.optimizer_factory, self.schedule = optimizer, schedule
         self.targets, self.update_targets, self.updates = 0, 0, 0
         self.valid_sum, self.valid_count = 0.0, 0
-        self.reader, self.stale = self.initial_state()
+        self.start_reading()
         self.paused: tuple[Reader, StaleContexts] | None = None
         self.carried: list[list[Tensor]] = []
         self.carried_contexts: list[list[list[Tensor]]] = []
@@ -76,9 +65,9 @@ class LanguageModel(pl.LightningModule):
         }
         self.strict_loading = not self.frozen
 
-    def initial_state(self) -> tuple[Reader, StaleContexts]:
-        """Return the reader and the stale contexts before anything is read."""
-        return Reader(self.network), StaleContexts(self.memory.stale if self.memory else 0)
+    def start_reading(self) -> None:
+        """Start from rows without a state, and without contexts of earlier batches."""
+        self.reader, self.stale = Reader(self.network), StaleContexts(self.memory.stale if self.memory else 0)
 
     def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
         """Return the loss of each scored token in nats, and the memory's share of the mass.
@@ -91,22 +80,19 @@ class LanguageModel(pl.LightningModule):
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
         exact = torch.promote_types(query.g.dtype, torch.float32)
         divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
-        mass = self.memory.mass(query, self.stale.join_and_store(contexts), divisor, draw, self.progress)
+        # 1 in evaluation, as at the end of training
+        progress = min(1.0, self.global_step / self.updates) if self.training and self.updates else 1.0
+        mass = self.memory.mass(query, self.stale.join_and_store(contexts), divisor, draw, progress)
         memory = Mass(mass.target[0], mass.total[0])
         return -joint(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
-
-    @property
-    def progress(self) -> float:
-        """Return the progress of training, from 0 to 1; 1 in evaluation."""
-        return min(1.0, self.global_step / self.updates) if self.training and self.updates else 1.0
 
     def queries_and_memories(self, batch: Batch) -> tuple[Contexts, Contexts, Mass]:
         """Return the scored contexts, those that are memory, and the vocabulary's mass for the scored ones."""
         if self.update_settings.padding_is_memory and batch.length.any():
-            contexts, mass = contexts_and_mass(self.reader, batch._replace(scored=torch.ones_like(batch.scored)))
+            contexts, mass = self.reader.contexts_and_mass(batch._replace(scored=torch.ones_like(batch.scored)))
             free = torch.where(is_token(batch).flatten(), mass.target, mass.total)  # log P of padding is 0
             return contexts, contexts, replace(mass, target=free)
-        contexts, mass = contexts_and_mass(self.reader, batch)
+        contexts, mass = self.reader.contexts_and_mass(batch)
         scored, tokens = batch.scored.flatten(), is_token(batch).flatten()
         memories = contexts if tokens.all() else contexts.take(tokens)
         queries = memories if torch.equal(scored, tokens) else contexts.take(scored)  # the same object saves half the work
@@ -132,7 +118,7 @@ class LanguageModel(pl.LightningModule):
         share = share.mean() if count else loss.detach() * 0
         self.log_dict({"train/loss": mean, "train/memory_share": share, "train/lr": self.schedule(self.global_step)})
         self.log("train/perplexity", mean.exp(), prog_bar=True)
-        self.log_dict({f"train/{name}": value for name, value in self.network.training_metrics().items()})
+        self.log_dict({f"train/{name}": value for name, value in self.network.backbone.training_metrics().items()})
         return loss * self.trainer.accumulate_grad_batches  # Lightning divides by it
 
     def configure_gradient_clipping(
@@ -154,7 +140,7 @@ class LanguageModel(pl.LightningModule):
         """Set the training state aside: validation starts from an empty one."""
         self.valid_sum, self.valid_count = 0.0, 0
         self.paused = self.reader, self.stale
-        self.reader, self.stale = self.initial_state()
+        self.start_reading()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         losses, _ = self.losses(batch, draw=None, plain=False)
@@ -207,6 +193,6 @@ class TranslationModule(LanguageModel):
         if not (self.training and self.smoothing and (self.memory is None or plain)):
             return super().losses(batch, draw, plain)
         f = self.reader.encode(batch).f[batch.scored]
-        logits = F.linear(f, self.network.head.weight).float()  # type: ignore[arg-type]
+        logits = F.linear(f, self.network.head.weight).float()
         losses = F.cross_entropy(logits, batch.targets[batch.scored], reduction="none", label_smoothing=self.smoothing)
         return losses, torch.zeros_like(losses)
