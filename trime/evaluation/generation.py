@@ -179,7 +179,7 @@ class Continuation:
         entries = {name: self.memories[name].entries(window) for name in sorted(self.row.memories)}
         any_token = torch.zeros(1, dtype=torch.long, device=self.device)
         mass = self.network.vocabulary_mass(self.f[-1:], any_token)
-        vocabulary = self.network.head.log_probs(self.f[-1:])[0].double() + mass.total.double()  # type: ignore[operator]
+        vocabulary = self.network.head.log_probs(self.f[-1:])[0].double() + mass.total.double()
         width = window.contexts.g.shape[1]
         if isinstance(self.row, MixtureSpec):
             return grid_attribution(self.row, vocabulary, entries, width, self.scaled_interpolation, mass.gate), entries

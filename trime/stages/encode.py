@@ -113,7 +113,7 @@ class Encode(ArtefactInParts):
         self.windowing.check(corpus, description)
         windows = self.windows(corpus)
         longest = int(windows.length.max())
-        check_positions(network.backbone.positions, self.config, longest, self.portion.for_datastore)  # type: ignore[arg-type]
+        check_positions(network.backbone.positions, self.config, longest, self.portion.for_datastore)
         device = device_of(self.config)
         network.to(device)
         if network.is_stateful and (windows.context.any() or self.config.compatibility.sorted_windows):

@@ -80,7 +80,7 @@ class Import(ImportedModel):
 
     def convert(self, folder: Path, released: FairseqCheckpoint) -> Network:
         network, description = network_from_checkpoint(released)
-        check_size(self.dictionary, self.vocabulary, network.backbone.embedding)  # type: ignore[arg-type]
+        check_size(self.dictionary, self.vocabulary, network.backbone.embedding)
         save_network(network, folder / "model.safetensors")
         self.vocabulary.save(folder / "vocabulary.json")
         write_description(folder, description, self.vocabulary)

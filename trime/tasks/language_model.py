@@ -54,7 +54,7 @@ class LanguageModel(pl.LightningModule):
         super().__init__()
         self.network, self.memory, self.update_settings = network, memory, training
         self.optimizer_factory, self.schedule = optimizer, schedule
-        self.targets, self.update_targets, self.updates = 0, 0, 0
+        self.targets, self.update_targets = 0, 0
         self.valid_sum, self.valid_count = 0.0, 0
         self.start_reading()
         self.paused: tuple[Reader, StaleContexts] | None = None
@@ -80,9 +80,7 @@ class LanguageModel(pl.LightningModule):
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
         exact = torch.promote_types(query.g.dtype, torch.float32)
         divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
-        # 1 in evaluation, as at the end of training
-        progress = min(1.0, self.global_step / self.updates) if self.training and self.updates else 1.0
-        mass = self.memory.mass(query, self.stale.join_and_store(contexts), divisor, draw, progress)
+        mass = self.memory.mass(query, self.stale.join_and_store(contexts), divisor, draw)
         memory = Mass(mass.target[0], mass.total[0])
         return -joint(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
 
@@ -168,7 +166,6 @@ class LanguageModel(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Restore the state of the rows, whatever the number of processes that saved it."""
-        self.updates = max(0, self.trainer.max_steps)
         self.reader.restore(rank_rows(self.carried, self.global_rank, world_size()), self.device)
         self.stale.restore(self.carried_contexts, self.global_rank, world_size(), self.device)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 
-from trime.kernels.blocks import slices
 from trime.memory.visibility import Extent, Visibility
 from trime.types import Bool, Contexts, Float, Tensor, TokenPosition
 
@@ -67,6 +66,11 @@ class Tiles:
         return self.visibility.sees(self.query.positions.take(self.rows[row]), self.memory.positions.take(self.columns[column]))
 
 
+def slices(length: int, block: int) -> list[slice]:
+    """Return consecutive slices of at most ``block`` elements."""
+    return [slice(start, min(start + block, length)) for start in range(0, length, block)]
+
+
 def extents(positions: TokenPosition, block: int) -> list[Extent]:
     """Return the extent of each block of positions, with a single transfer to the host."""
     if not len(positions.segment):
@@ -75,27 +79,3 @@ def extents(positions: TokenPosition, block: int) -> list[Extent]:
     row = torch.arange(count * block, device=positions.segment.device).clamp_(max=len(positions.segment) - 1)
     bounds = torch.stack(positions)[:, row].view(3, count, block).aminmax(dim=2)
     return [Extent(*zip(low, high, strict=True)) for low, high in torch.stack(bounds).permute(2, 0, 1).tolist()]
-
-
-@runtime_checkable
-class TileKernels(Protocol):
-    """Kernels for the tiles of one kind of device; where they decline a tile, it is computed by the definition.
-
-    ``product``: the inner products of the tile's rows and columns. Modules implement it: ``blockwise_cpu``, ``blockwise_cuda``.
-    """
-
-    def add_masses(self, target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Tile, tiles: Tiles) -> bool:
-        """Add a tile to the masses [t n] of all queries, in place; return False, with nothing added, to decline."""
-        ...
-
-    def score_gradients(
-        self,
-        masses: TargetAndTotal,
-        gradients: TargetAndTotal,
-        product: Tensor,
-        divisor: Tensor,
-        tile: Tile,
-        tiles: Tiles,
-    ) -> Tensor | None:
-        """Return the gradient [n m] of a tile's products, which may be overwritten; None to decline."""
-        ...

@@ -52,7 +52,7 @@ class FaissSearch:
             if not getattr(faiss, "get_num_gpus", lambda: 0)():  # faiss-cpu has no such function
                 remedy = f"{install_command('gpu')}, or index.device=cpu"
                 raise UserError(f"index.device=cuda needs a CUDA device and faiss-gpu: {remedy}")
-            self.index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, self.index)  # type: ignore[attr-defined]
+            self.index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, self.index)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         normalized = normalize_keys(query.float()) if self.metric == "cosine" else query.float()

@@ -110,12 +110,8 @@ class RaySearch:
         """Start a search and return a callable that waits for its results."""
         pending = []
         for batch in query.split(QUERIES):
-            if self.cells is None:
-                request = batch.float().cpu().numpy(), None
-            else:
-                local, visited = self.cells.visited(batch)
-                request = local.numpy(), visited.int().numpy()
-            sent = self.ray.put(request)
+            queries, visited = (batch.float().cpu(), None) if self.cells is None else self.cells.visited(batch)
+            sent = self.ray.put((queries.numpy(), None if visited is None else visited.int().numpy()))
             pending.append([worker.nearest.remote(sent, k) for worker in next(self.turns)])
 
         def wait() -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,7 +11,6 @@ import torch
 from torch import nn
 
 from trime.eviction.base import AttentionScorePolicy, EvictionPolicy, Summary
-from trime.kernels.blocks import slices
 from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, TRAINING_POINTS_PER_CELL
 from trime.models.layers.attention import AttentionTrace
@@ -147,8 +147,14 @@ class KeyValueMemory(nn.Module):
             summaries[row] = policy.observe(summaries[row], observed)
 
         retrieved = self.retrieve(queries, table, keys, None if self.partial else on_scores)
-        if self.partial:
-            report_retrieved(retrieved, self.memory.size, on_scores)
+        if self.partial:  # the search has scored candidates only: all other entries have -inf
+            b, h, length, _ = retrieved.slot.shape
+            rows = max(1, SCORES_PER_BLOCK // (h * self.memory.size))
+            for row, start in itertools.product(range(b), range(0, length, rows)):
+                block = slice(start, start + rows)
+                slot, product = retrieved.slot[row, :, block], retrieved.product[row, :, block]
+                score = product.new_full((*slot.shape[:2], self.memory.size), -torch.inf)
+                on_scores(row, block, score.scatter(-1, slot, product), slot)
         attended = self.attend_to(queries, table, retrieved)
         summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
         return attended.view_as(query), entries._replace(ranking=policy.finalize(entries.ranking, summary))
@@ -206,16 +212,6 @@ class KeyValueMemory(nn.Module):
             else query[:, :, :0]
         )
         return KeyValueState(entries, (key, value), position, observing)
-
-
-def report_retrieved(retrieved: TopK, size: int, on_scores: ScoreCallback) -> None:
-    """Call ``on_scores`` block by block with the scores of retrieved entries; all others have -inf."""
-    b, h, length, _ = retrieved.slot.shape
-    for row in range(b):
-        for block in slices(length, max(1, SCORES_PER_BLOCK // (h * size))):
-            slot, product = retrieved.slot[row, :, block], retrieved.product[row, :, block]
-            score = product.new_full((*slot.shape[:2], size), -torch.inf)
-            on_scores(row, block, score.scatter(-1, slot, product), slot)
 
 
 class IVFKeyIndex:

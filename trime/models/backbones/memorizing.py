@@ -44,10 +44,6 @@ class AttentionConfig:
     normalize: bool = False
     head_width: int | None = None
 
-    def resolve_head_width(self, width: int, heads: int) -> int:
-        """Return the width of a head."""
-        return self.head_width or head_width(width, heads)
-
 
 class AttentionState(NamedTuple):
     """The state of an attention layer: the window's keys and values, and its memory, if it has one."""
@@ -69,7 +65,7 @@ class KNNAttention(nn.Module):
         memory: KeyValueMemory | None,
     ):
         super().__init__()
-        d = config.resolve_head_width(width, heads)
+        d = config.head_width or head_width(width, heads)
         self.heads, self.dropout, self.window = heads, dropout, window
         self.memory = memory
         self.attention_traces: list[AttentionTrace] | None = None
@@ -184,11 +180,10 @@ def memorizing_transformer(
     if not set(chosen) <= set(range(layers)):
         raise ValueError(f"memory_layers={chosen}: name layers 0..{layers - 1}, as model.backbone.layers has them")
     sizes = LayerSizes(embedding.width, inner, dropout, inner_dropout)
-
-    def layer(number: int) -> StatefulTransformerLayer:
+    built = []
+    for number in range(layers):
         layer_memory = memory(heads=heads, width=sizes.width) if number in chosen else None
         module = KNNAttention(sizes.width, heads, inner_dropout, window, attention, layer_memory)
-        return StatefulTransformerLayer(module, sizes, attention.norm, attention.biases)
-
+        built.append(StatefulTransformerLayer(module, sizes, attention.norm, attention.biases))
     norm = NORMS[attention.norm](sizes.width) if final_norm else nn.Identity()
-    return StatefulBackbone(embedding, [layer(number) for number in range(layers)], positions, dropout, norm)
+    return StatefulBackbone(embedding, built, positions, dropout, norm)

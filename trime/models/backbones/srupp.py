@@ -18,7 +18,6 @@ from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.memory.distributed import as_full_tensor
 from trime.models.backbones import srupp_cpu
 from trime.models.backbones.stateful import (
-    CacheAndSegment,
     StatefulBackbone,
     concat_cache,
     refuse_padding,
@@ -72,11 +71,6 @@ class SruLayer(nn.Module):
         self.weight = nn.Parameter(torch.empty(2, width).uniform_(-math.sqrt(1.5), math.sqrt(1.5)))
         self.bias = nn.Parameter(torch.tensor([[0.0], [HIGHWAY_BIAS]]).repeat(1, width))
 
-    @property
-    def stateful_module(self) -> SruLayer:
-        """The layer itself."""
-        return self
-
     def initial_state(self, rows: int) -> SruState:
         """Return a zero state and an empty cache."""
         no_states = unsharded_zeros(self.weight, rows, 0, self.weight.shape[1])
@@ -98,34 +92,23 @@ class SruLayer(nn.Module):
         context = concat_cache(state.cache, normed, position)
         projected = self.q_proj(context.states)
         query = projected[:, -x.shape[1] :]
-        attended, logits = self.attend(query, projected, context, position)
+        (queries,) = split_heads(query, 1, self.heads)
+        key, value = split_heads(self.kv_proj(projected), 2, self.heads)
+        visible, logits = context.visible(position), None
+        dropout = self.attention_dropout if self.training else 0.0
+        attended = fused_attention(queries, key, value, visible, dropout).transpose(1, 2).flatten(2)
+        # The fused kernel keeps no logits; some policies and explanations need them.
+        if self.cache.policy.uses_attention or self.attention_traces is not None:
+            with torch.no_grad():
+                logits = queries @ key.transpose(-1, -2) / math.sqrt(key.shape[-1])
+                logits = logits.masked_fill(~visible, -torch.inf)
+                if self.attention_traces is not None:
+                    self.attention_traces[:] = [context.attention_trace(logits.softmax(-1))]
         g = self.inner_norm(query + self.alpha * attended)
         mask = F.dropout(x.new_ones(len(x), x.shape[2]), self.highway_dropout, self.training)
         h, cells = recurrence(self.out_proj(self.dropout(g)), x, self.weight, self.bias, mask, state.cell)
         cache = update_cache(self.cache, state.cache, normed, position, logits, context.slot)
         return h, g, SruState(cells[:, -1].detach(), cache)
-
-    def attend(
-        self,
-        query: Float[Tensor, "b l e"],
-        projected: Float[Tensor, "b k e"],
-        context: CacheAndSegment,
-        position: Int[Tensor, "b l"],
-    ) -> tuple[Float[Tensor, "b l e"], Tensor | None]:
-        """Return softmax(q k / sqrt(d_h)) v over cache and segment, and the logits if a policy or an explanation needs them."""
-        key, value = split_heads(self.kv_proj(projected), 2, self.heads)
-        (queries,) = split_heads(query, 1, self.heads)
-        mask = context.visible(position)
-        dropout = self.attention_dropout if self.training else 0.0
-        attended = fused_attention(queries, key, value, mask, dropout).transpose(1, 2).flatten(2)
-        if not self.cache.policy.uses_attention and self.attention_traces is None:
-            return attended, None
-        with torch.no_grad():
-            logits = queries @ key.transpose(-1, -2) / math.sqrt(key.shape[-1])
-            logits = logits.masked_fill(~mask, -torch.inf)
-            if self.attention_traces is not None:
-                self.attention_traces[:] = [context.attention_trace(logits.softmax(-1))]
-        return attended, logits
 
 
 def srupp(

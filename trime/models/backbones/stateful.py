@@ -19,7 +19,7 @@ NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 @runtime_checkable
 class Stateful(Protocol):
-    """The part of a layer that has a state: nested tuples of tensors, rows first."""
+    """A layer with a state, or its attention: nested tuples of tensors, rows first."""
 
     attention_traces: list[AttentionTrace] | None  # the last query's attention to the state; None: not recorded
 
@@ -31,28 +31,6 @@ class Stateful(Protocol):
 
     def training_metrics(self) -> dict[str, Tensor]:
         """Return what the layer reports of itself in training."""
-
-
-@runtime_checkable
-class StatefulAttention(Stateful, Protocol):
-    """Attention within a segment and to the state."""
-
-    def __call__(self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Any]:
-        """Return attended values [b l d], and the new state."""
-
-
-@runtime_checkable
-class StatefulLayer(Protocol):
-    """A layer of a stateful backbone."""
-
-    width: int  # of the layer's g
-
-    @property
-    def stateful_module(self) -> Stateful:
-        """The part of the layer that has a state."""
-
-    def __call__(self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Tensor, Any]:
-        """Return the layer's output [b l d], its g [b l e], and the new state."""
 
 
 class LayerSizes(NamedTuple):
@@ -67,17 +45,12 @@ class LayerSizes(NamedTuple):
 class StatefulTransformerLayer(nn.Module):
     """A pre-norm layer, as ``TransformerLayer``, whose attention has a state. The second norm's output is the layer's g."""
 
-    def __init__(self, attention: StatefulAttention, sizes: LayerSizes, norm: str = "layer", biases: bool = True):
+    def __init__(self, attention: Stateful, sizes: LayerSizes, norm: str = "layer", biases: bool = True):
         super().__init__()
         self.attention_norm, self.ffn_norm = (NORMS[norm](sizes.width, eps=1e-6) for _ in range(2))
-        self.attention = attention
+        self.attention: Any = attention
         self.ffn = feed_forward(sizes.width, sizes.inner, sizes.inner_dropout, biases)
         self.dropout, self.width = nn.Dropout(sizes.dropout), sizes.width
-
-    @property
-    def stateful_module(self) -> StatefulAttention:
-        """The layer's attention."""
-        return self.attention
 
     def forward(
         self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"]
@@ -107,22 +80,22 @@ class StatefulBackbone(nn.Module):
     def __init__(
         self,
         embedding: AdaptiveInput | PlainInput,
-        layers: Sequence[StatefulLayer],
+        layers: Sequence[nn.Module],
         positions: int,
         dropout: float,
         final_norm: nn.Module,
         scale: float | None = None,
     ):
         super().__init__()
-        self.embedding, self.positions, self.width = embedding, positions, layers[-1].width
+        self.embedding, self.positions, self.width = embedding, positions, int(layers[-1].width)  # type: ignore[arg-type]
         self.scale = math.sqrt(embedding.width) if scale is None else scale
         self.dropout, self.final_norm = nn.Dropout(dropout), final_norm
-        self.layers = nn.ModuleList(layers)  # type: ignore[arg-type]
+        self.layers = nn.ModuleList(layers)
 
     @property
     def attentions(self) -> list[Stateful]:
-        """The stateful part of each layer."""
-        return [layer.stateful_module for layer in self.layers]  # type: ignore[misc]
+        """The module of each layer that has a state: its attention, or all of an SRU++ layer."""
+        return [getattr(layer, "attention", layer) for layer in self.layers]
 
     def initial_state(self, rows: int) -> State:
         """Return the state of rows that have read nothing."""
@@ -182,15 +155,11 @@ def unsharded_zeros(weight: Tensor, *shape: int) -> Tensor:
 
 
 class CacheAndSegment(NamedTuple):
-    """What a segment attends to: the cache in order of position, empty slots first, followed by the segment itself."""
+    """The states that a segment attends to: the cache by position, empty slots first, and then the segment itself."""
 
     states: Float[Tensor, "b k d"]
     position: Int[Tensor, "b k"]
     slot: Int[Tensor, "b m"]  # the cache's slots in this order
-
-    def distance(self, position: Int[Tensor, "b l"]) -> Int[Tensor, "b l k"]:
-        """Return the distance from each query back to each state."""
-        return position[:, :, None] - self.position[:, None]
 
     def visible(self, position: Int[Tensor, "b l"]) -> Bool[Tensor, "b 1 l k"]:
         """Return the causal mask: no later states, and no empty slots."""

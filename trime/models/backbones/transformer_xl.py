@@ -68,7 +68,8 @@ class RelativeAttention(nn.Module):
         key, value = split_heads(self.kv_proj(context.states), 2, self.heads)
         (query,) = split_heads(self.q_proj(x), 1, self.heads)
         logits = (query + self.content_bias) @ key.transpose(-1, -2)
-        logits = logits + self.distance_logits(query + self.position_bias, context.distance(position))
+        distance = position[:, :, None] - context.position[:, None]
+        logits = logits + self.distance_logits(query + self.position_bias, distance)
         logits = (logits / query.shape[-1] ** 0.5).masked_fill(~context.visible(position), -torch.inf)
         weight = logits.softmax(-1)
         if self.attention_traces is not None:
@@ -79,13 +80,12 @@ class RelativeAttention(nn.Module):
 
     def distance_logits(self, query: Float[Tensor, "b h q d"], distance: Int[Tensor, "b q k"]) -> Float[Tensor, "b h q k"]:
         """Return (q + v) W r. Where the cache is a window, all rows have the same distances, shifted: r is projected once."""
-        longest = len(self.sinusoids) - 1
         if self.cache.policy.keeps_newest:
             keys = distance.shape[2]
             (projected,) = split_heads(self.r_proj(self.sinusoids[:keys].flip(0))[None], 1, self.heads)
             return relative_shift(query @ projected.transpose(-1, -2))
         (projected,) = split_heads(self.r_proj(self.sinusoids)[None], 1, self.heads)
-        index = distance.clamp(0, longest)[:, None].expand(-1, self.heads, -1, -1)
+        index = distance.clamp(0, len(self.sinusoids) - 1)[:, None].expand(-1, self.heads, -1, -1)
         return (query @ projected.transpose(-1, -2)).gather(-1, index)
 
 
@@ -113,9 +113,8 @@ def transformer_xl(
     if memory.policy.keeps_newest:
         longest = max(longest, memory.size + positions)
     sizes = LayerSizes(embedding.width, inner, dropout, inner_dropout)
-
-    def layer() -> StatefulTransformerLayer:
-        return StatefulTransformerLayer(RelativeAttention(sizes.width, heads, inner_dropout, memory, longest), sizes)
-
+    attentions = [RelativeAttention(sizes.width, heads, inner_dropout, memory, longest) for _ in range(layers)]
     norm: Any = nn.LayerNorm(sizes.width) if final_norm else nn.Identity()
-    return StatefulBackbone(embedding, [layer() for _ in range(layers)], positions, dropout, norm)
+    return StatefulBackbone(
+        embedding, [StatefulTransformerLayer(attention, sizes) for attention in attentions], positions, dropout, norm
+    )

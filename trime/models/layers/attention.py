@@ -37,7 +37,12 @@ class CausalAttention(nn.Module):
         """Return attended values."""
         query, key, value = split_heads(self.qkv_proj(x), 3, self.heads)
         dropout = self.dropout if self.training else 0.0
-        mask = None if padding is None else causal_padding_mask(padding)
+        mask = None
+        if padding is not None:
+            length = padding.shape[1]
+            # The first position stays visible, so that no row of the softmax is empty.
+            hidden = padding & (torch.arange(length, device=padding.device) > 0)
+            mask = ~hidden[:, None, None] & hidden.new_ones(length, length).tril()
         attended = fused_attention(query, key, value, mask, dropout, causal=mask is None)
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
@@ -69,13 +74,6 @@ def head_width(width: int, heads: int) -> int:
     if width % heads:
         raise ValueError(f"width={width} is not a multiple of heads={heads}: choose model.backbone.heads to divide it")
     return width // heads
-
-
-def causal_padding_mask(padding: Bool[Tensor, "b l"]) -> Bool[Tensor, "b 1 l l"]:
-    """Return the causal mask without padding; the first position is always visible, so that no row is empty."""
-    length = padding.shape[1]
-    hidden = padding & (torch.arange(length, device=padding.device) > 0)
-    return ~hidden[:, None, None] & hidden.new_ones(length, length).tril()
 
 
 def feed_forward(width: int, inner: int, dropout: float, biases: bool = True) -> nn.Sequential:

@@ -85,13 +85,10 @@ class AdaptiveSoftmax(nn.Module):
         if len(self.bands) > 1:
             nn.init.xavier_uniform_(self.classes)
         self.tied, self.is_sharded = tied_projections, False  # FSDP needs a gradient of every weight on every device
-        untied = [] if tied_projections else [self.new_projection(table, embedding.width) for table in self.tables[1:]]
-        self.projections = embedding.projections if tied_projections else nn.ParameterList(untied)
-
-    @staticmethod
-    def new_projection(table: Tensor, width: int) -> Tensor:
-        """Return a new projection to a tail's table, randomly initialized."""
-        return nn.init.xavier_uniform_(torch.empty(table.shape[1], width))
+        self.projections = embedding.projections
+        if not tied_projections:
+            empty = (torch.empty(table.shape[1], embedding.width) for table in self.tables[1:])
+            self.projections = nn.ParameterList(map(nn.init.xavier_uniform_, empty))
 
     def project(self, band: int, f: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
         """Project f to the width of a tail band (bands count from 0, tails from 1)."""

@@ -119,34 +119,19 @@ def sliding_attention(
     """
     keys, values = (torch.cat([old, new], 2) for old, new in ((cache.key, segment[0]), (cache.value, segment[1])))
     filled = torch.cat([cache.filled, cache.filled.new_ones(len(query), query.shape[2])], 1)
-    parts = []
+    attended = []
     for start in range(0, query.shape[2], window.length):
-        visible = slice(start, start + 2 * window.length)
-        keys_of_block = KeyBlock(keys[:, :, visible], values[:, :, visible], filled[:, visible])
-        parts.append(block_attention(query[:, :, start : start + window.length], keys_of_block, bias, window, dropout))
-    return torch.cat(parts, 2)
-
-
-class KeyBlock(NamedTuple):
-    """The keys that a block of queries may attend to: those of the window before it, and its own."""
-
-    key: Float[Tensor, "b h k d"]
-    value: Float[Tensor, "b h k d"]
-    filled: Bool[Tensor, "b k"]
-
-
-def block_attention(
-    query: Float[Tensor, "b h q d"], keys: KeyBlock, bias: tuple[RelativeBias, Tensor], window: SlidingWindow, dropout: float
-) -> Float[Tensor, "b h q d"]:
-    """Return attention of a block of queries, of at most the window's length."""
-    mask, empty = bias_band(bias, query.shape[2], keys.key.shape[2], window)[None], None
-    if not window.empty_take_mass and not keys.filled.all():
-        mask = mask.masked_fill(~keys.filled[:, None, None], -torch.inf)
-    if not window.itself:  # the first token of a document sees nothing
-        empty = (mask[:, :1] == -torch.inf).all(-1, keepdim=True)
-        mask = mask.masked_fill(empty, 0.0)
-    attended = fused_attention(query, keys.key, keys.value, mask, dropout, scale=1.0)
-    return attended if empty is None else attended.masked_fill(empty, 0.0)
+        block, visible = query[:, :, start : start + window.length], slice(start, start + 2 * window.length)
+        is_filled = filled[:, visible]
+        mask, empty = bias_band(bias, block.shape[2], is_filled.shape[1], window)[None], None
+        if not window.empty_take_mass and not is_filled.all():
+            mask = mask.masked_fill(~is_filled[:, None, None], -torch.inf)
+        if not window.itself:  # the first token of a document sees nothing
+            empty = (mask[:, :1] == -torch.inf).all(-1, keepdim=True)
+            mask = mask.masked_fill(empty, 0.0)
+        out = fused_attention(block, keys[:, :, visible], values[:, :, visible], mask, dropout, scale=1.0)
+        attended.append(out if empty is None else out.masked_fill(empty, 0.0))
+    return torch.cat(attended, 2)
 
 
 def bias_band(bias: tuple[RelativeBias, Tensor], queries: int, keys: int, window: SlidingWindow) -> Float[Tensor, "h q k"]:

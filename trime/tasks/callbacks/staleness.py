@@ -68,7 +68,7 @@ def measure_staleness(
     network: Network, state: State, earlier: list[StreamBatch], batch: Batch, segment: int
 ) -> list[dict[str, Any]]:
     """Return entries, distance and retrieval by age, for every layer with a memory."""
-    backbone: StatefulBackbone = network.backbone  # type: ignore[assignment]
+    backbone: StatefulBackbone = network.backbone
     training = backbone.training
     backbone.eval()
     recomputed = backbone.initial_state(len(batch.length))._replace(position=earlier[0].position)
