@@ -119,7 +119,7 @@ class WindowLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         previous: list[int] | None = None
-        for rows in map(self.shard.of, self.plan):
+        for rows in map(self.shard.rows_for_rank, self.plan):
             same_rows = previous if previous and len(previous) == len(rows) else None
             yield collate(self.text, self.windows, rows, self.special_ids, same_rows)
             previous = rows

@@ -28,7 +28,7 @@ from trime.memory.similarity import as_inner_products
 from trime.memory.visibility import Visibility
 from trime.types import Bool, Contexts, Float, Mass, Tensor
 
-# Rows and columns of a tile. On a CPU they fit its cache, and little is computed that is masked; on CUDA there are few launches.
+# Rows and columns of a tile: on a CPU they fit its cache, and little is computed that is masked; on CUDA launches are few.
 BLOCK, CUDA_BLOCK = 512, 6144
 
 

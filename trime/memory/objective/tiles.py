@@ -39,25 +39,20 @@ class Tiles:
     def __iter__(self) -> Iterator[Tile]:
         for row in range(len(self.rows)):
             for column in range(row + 1 if self.symmetric else len(self.columns)):
-                sees_some = not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
-                if self.symmetric and column < row and self.sees_back(row, column):
+                seen = self.sees_some(row, column)
+                seen_back = self.symmetric and column < row and self.sees_some(column, row)
+                if seen and seen_back:
                     back = self.mask(column, row)
-                    if sees_some:
-                        yield Tile(
-                            self.rows[row],
-                            self.columns[column],
-                            self.mask(row, column),
-                            True,
-                            None if back is None else back.T.contiguous(),
-                        )
-                    else:
-                        yield Tile(self.rows[column], self.columns[row], back)
-                elif sees_some:
+                    back = None if back is None else back.T.contiguous()
+                    yield Tile(self.rows[row], self.columns[column], self.mask(row, column), True, back)
+                elif seen_back:
+                    yield Tile(self.rows[column], self.columns[row], self.mask(column, row))
+                elif seen:
                     yield Tile(self.rows[row], self.columns[column], self.mask(row, column))
 
-    def sees_back(self, row: int, column: int) -> bool:
-        """Return whether queries in the column's block see anything of the row's block."""
-        return not self.visibility.rules_out(self.row_extents[column], self.column_extents[row])
+    def sees_some(self, row: int, column: int) -> bool:
+        """Return whether a block of queries sees anything of a block of memory."""
+        return not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
 
     def mask(self, row: int, column: int) -> Bool[Tensor, "n m"] | None:
         """Return the mask of what a block of queries sees of a block of memory; None: everything."""

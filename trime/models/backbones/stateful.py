@@ -95,7 +95,8 @@ class StatefulBackbone(nn.Module):
     @property
     def attentions(self) -> list[Stateful]:
         """The module of each layer that has a state: its attention, or all of an SRU++ layer."""
-        return [getattr(layer, "attention", layer) for layer in self.layers]
+        layers: list[Any] = list(self.layers)
+        return [getattr(layer, "attention", layer) for layer in layers]
 
     def initial_state(self, rows: int) -> State:
         """Return the state of rows that have read nothing."""
