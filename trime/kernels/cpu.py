@@ -8,7 +8,7 @@ import sys
 import torch
 
 PROBE_SHAPES = ((512, 256, 512), (64, 1024, 96), (33, 65, 17))  # of products that are tried: rows, terms of a sum, columns
-MAX_ERROR = 2e-6  # relative error of float32 sums of so many terms; bfloat16's is 3e-3
+MAX_ERROR = 2e-6  # relative error of float32 sums of as many terms; bfloat16's is 3e-3
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # parameters of mallopt, from malloc.h
 TRIM_BYTES = 2**29  # bytes of free memory that glibc may keep at the end of its heap
 

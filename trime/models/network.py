@@ -63,7 +63,7 @@ class Network(nn.Module):
             self.backbone.record_attention()
 
     def attention_trace(self) -> AttentionTrace | None:
-        """Return the last query's attention to what layers remember; None where nothing was recorded."""
+        """Return the last query's attention to earlier segments; None where nothing was recorded."""
         return mean_trace(self.backbone.attention_traces()) if self.is_stateful else None
 
     @property

@@ -76,7 +76,7 @@ def score_gradients(
 
 
 def kernel_inputs(product: Tensor, tile: Tile, tiles: Tiles) -> tuple[Any, ...]:
-    """Return a tile's masks and tokens as arguments of the kernels; an empty mask stands for everything."""
+    """Return a tile's masks and tokens as arguments of the kernels; an empty mask means everything."""
     everything = torch.empty(0, product.shape[1], dtype=torch.bool)
     visible, back = (everything if mask is None else mask.contiguous() for mask in (tile.visible, tile.back))
     rows, columns = tiles.query.token[tile.row].int(), tiles.memory.token[tile.column].int()

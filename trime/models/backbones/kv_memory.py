@@ -130,16 +130,31 @@ class KeyValueMemory(nn.Module):
     def read(
         self, query: Float[Tensor, "b h l d"], state: KeyValueState, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b h l d"], MemoryState]:
-        """Return what the queries retrieve from the memory, and the memory with updated eviction scores."""
+        """Return the queries' attention to the memory, and the memory with updated eviction scores."""
         if not self.memory.size:
             return torch.zeros_like(query), state.entries
         entries = self.memory.overwrite(state.entries, *self.pending_entries(state))
-        policy = self.memory.policy
         queries, table, keys = self.prepare_search(query, entries, state.observing)
-        if not policy.uses_attention:
-            return self.attend_to(queries, table, self.retrieve(queries, table, keys)).view_as(query), entries
-        summary, position = policy.begin(entries.ranking), self.expand_rows(position)
-        summaries = [Summary(*(part[row : row + 1] for part in summary)) for row in range(len(position))]
+        if self.memory.policy.uses_attention:
+            retrieved, entries = self.retrieve_and_rank(queries, table, keys, entries, position)
+        else:
+            retrieved = self.retrieve(queries, table, keys)
+        if self.on_retrieved is not None:
+            self.on_retrieved(retrieved.slot)
+        return attend(queries, table, retrieved, self.empty_take_mass).view_as(query), entries
+
+    def retrieve_and_rank(
+        self,
+        queries: Float[Tensor, "r g l d"],
+        table: Table,
+        keys: SearchKeys,
+        entries: MemoryState,
+        position: Int[Tensor, "b l"],
+    ) -> tuple[TopK, MemoryState]:
+        """Return the best entries of each query, and the memory with the scores of a policy that goes by attention."""
+        policy, position, size = self.memory.policy, self.expand_rows(position), self.memory.size
+        summary = policy.begin(entries.ranking)
+        summaries = [Summary(*(column[row : row + 1] for column in summary)) for row in range(len(position))]
 
         def on_scores(row: int, block: slice, score: Tensor, best: Tensor) -> None:
             is_retrieved = torch.zeros_like(score, dtype=torch.bool).scatter(-1, best, True)
@@ -149,15 +164,14 @@ class KeyValueMemory(nn.Module):
         retrieved = self.retrieve(queries, table, keys, None if self.partial else on_scores)
         if self.partial:  # the search has scored candidates only: all other entries have -inf
             b, h, length, _ = retrieved.slot.shape
-            rows = max(1, SCORES_PER_BLOCK // (h * self.memory.size))
-            for row, start in itertools.product(range(b), range(0, length, rows)):
-                block = slice(start, start + rows)
+            count = max(1, SCORES_PER_BLOCK // (h * size))
+            for row, start in itertools.product(range(b), range(0, length, count)):
+                block = slice(start, start + count)
                 slot, product = retrieved.slot[row, :, block], retrieved.product[row, :, block]
-                score = product.new_full((*slot.shape[:2], self.memory.size), -torch.inf)
+                score = product.new_full((*slot.shape[:2], size), -torch.inf)
                 on_scores(row, block, score.scatter(-1, slot, product), slot)
-        attended = self.attend_to(queries, table, retrieved)
-        summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
-        return attended.view_as(query), entries._replace(ranking=policy.finalize(entries.ranking, summary))
+        summary = Summary(*(torch.cat(columns) for columns in zip(*summaries, strict=True)))
+        return retrieved, entries._replace(ranking=policy.finalize(entries.ranking, summary))
 
     def prepare_search(
         self, query: Float[Tensor, "b h l d"], entries: MemoryState, observing: Float[Tensor, "b h s d"]
@@ -194,12 +208,6 @@ class KeyValueMemory(nn.Module):
         if self.key_indexes is not None:
             return self.key_indexes[self.training].search(query, table, self.top_k)
         return search(query, keys, self.top_k, self.top, on_scores)
-
-    def attend_to(self, query: Float[Tensor, "r h l d"], table: Table, retrieved: TopK) -> Float[Tensor, "r h l d"]:
-        """Return attention to the retrieved entries."""
-        if self.on_retrieved is not None:
-            self.on_retrieved(retrieved.slot)
-        return attend(query, table, retrieved, self.empty_take_mass)
 
     def write(
         self, entries: MemoryState, segment: tuple[Tensor, Tensor, Tensor], position: Int[Tensor, "b l"]
@@ -241,7 +249,7 @@ class IVFKeyIndex:
         return TopK(slot, product)
 
     def refresh(self, table: Table) -> None:
-        """Update every index to what the table holds."""
+        """Update every index to the table's present keys."""
         tag = table.key[..., 0].float().masked_fill(~table.filled[..., None], torch.nan)
         if self.tag is None or self.tag.shape != tag.shape:
             self.tag, self.indexes, self.written = torch.full_like(tag, torch.nan), {}, {}

@@ -19,7 +19,6 @@ from trime.memory.distributed import as_full_tensor
 from trime.models.backbones.kv_memory import KeyValueMemory, KeyValueState
 from trime.models.backbones.stateful import (
     NORMS,
-    LayerSizes,
     StatefulBackbone,
     StatefulTransformerLayer,
     refuse_padding,
@@ -179,11 +178,11 @@ def memorizing_transformer(
         )
     if not set(chosen) <= set(range(layers)):
         raise ValueError(f"memory_layers={chosen}: name layers 0..{layers - 1}, as model.backbone.layers has them")
-    sizes = LayerSizes(embedding.width, inner, dropout, inner_dropout)
+    width = embedding.width
     built = []
     for number in range(layers):
-        layer_memory = memory(heads=heads, width=sizes.width) if number in chosen else None
-        module = KNNAttention(sizes.width, heads, inner_dropout, window, attention, layer_memory)
-        built.append(StatefulTransformerLayer(module, sizes, attention.norm, attention.biases))
-    norm = NORMS[attention.norm](sizes.width) if final_norm else nn.Identity()
+        layer_memory = memory(heads=heads, width=width) if number in chosen else None
+        module = KNNAttention(width, heads, inner_dropout, window, attention, layer_memory)
+        built.append(StatefulTransformerLayer(module, width, inner, dropout, inner_dropout, attention.norm, attention.biases))
+    norm = NORMS[attention.norm](width) if final_norm else nn.Identity()
     return StatefulBackbone(embedding, built, positions, dropout, norm)

@@ -1,7 +1,7 @@
 """SRU++ (Lei 2021): in every layer narrow attention feeds SRU's recurrence, whose state is kept along with a cache.
 
-A layer's g, the key vectors of memories, is what it projects the recurrence's input from: its only wide matrix takes the
-place of a Transformer's feed-forward block. Deviation: the cache holds the last segment's inputs after normalization; the
+A layer's g, the key vectors of memories, is projected to the recurrence's input: this only wide matrix takes the place of a
+Transformer's feed-forward block. Deviation: the cache holds the last segment's inputs after normalization; the
 published code caches them raw, and normalizes only those of the segment itself.
 """
 
@@ -31,16 +31,6 @@ from trime.types import Bool, Float, Int, Tensor
 HIGHWAY_BIAS = -2.0  # layers pass most of their input through at first
 
 
-class SruSizes(NamedTuple):
-    """Widths and dropout rates of a layer; ``inner`` is the attention's width d'."""
-
-    width: int
-    inner: int
-    heads: int
-    dropout: float
-    attention_dropout: float
-
-
 class SruState(NamedTuple):
     """The recurrence's c, and the cache of normalized inputs."""
 
@@ -51,22 +41,23 @@ class SruState(NamedTuple):
 class SruLayer(nn.Module):
     """A layer of SRU++ (Lei 2021, section 3).
 
-    q = W1 norm(x), k and v = W2 q; u = W3 norm(q + alpha attention(q, k, v)); h = recurrence(u, x).
+    q = W1 norm(x) of width ``inner``, k and v = W2 q; u = W3 norm(q + alpha attention(q, k, v)); h = recurrence(u, x).
     """
 
-    def __init__(self, sizes: SruSizes, cache: BoundedMemory, last: bool):
+    def __init__(
+        self, width: int, inner: int, heads: int, dropout: float, inner_dropout: float, cache: BoundedMemory, last: bool
+    ):
         super().__init__()
-        width, inner = sizes.width, sizes.inner
-        head_width(inner, sizes.heads)
-        self.heads, self.width, self.cache, self.attention_dropout = sizes.heads, inner, cache, sizes.attention_dropout
-        self.highway_dropout = 0.0 if last else sizes.dropout
+        head_width(inner, heads)  # raises where it is no whole number
+        self.heads, self.width, self.cache, self.attention_dropout = heads, inner, cache, inner_dropout
+        self.highway_dropout = 0.0 if last else dropout
         self.attention_traces: list[AttentionTrace] | None = None
-        self.norm, self.inner_norm, self.dropout = nn.LayerNorm(width), nn.LayerNorm(inner), nn.Dropout(sizes.dropout)
+        self.norm, self.inner_norm, self.dropout = nn.LayerNorm(width), nn.LayerNorm(inner), nn.Dropout(dropout)
         self.q_proj, self.kv_proj = nn.Linear(width, inner, bias=False), nn.Linear(inner, 2 * inner, bias=False)
         self.out_proj = nn.Linear(inner, 3 * width, bias=False)
         for layer in (self.q_proj, self.kv_proj, self.out_proj):
             nn.init.xavier_uniform_(layer.weight)
-        self.out_proj.weight.data *= math.sqrt(1 - sizes.dropout)
+        self.out_proj.weight.data *= math.sqrt(1 - dropout)
         self.alpha = nn.Parameter(torch.zeros(1))
         self.weight = nn.Parameter(torch.empty(2, width).uniform_(-math.sqrt(1.5), math.sqrt(1.5)))
         self.bias = nn.Parameter(torch.tensor([[0.0], [HIGHWAY_BIAS]]).repeat(1, width))
@@ -128,8 +119,8 @@ def srupp(
     As published, there is no final norm by default and embeddings are not scaled. ``inner_dropout`` is for attention weights.
     """
     refuse_padding(pad)
-    sizes = SruSizes(embedding.width, inner, heads, dropout, inner_dropout)
-    sru_layers = [SruLayer(sizes, memory, number == layers - 1) for number in range(layers)]
+    sizes = (embedding.width, inner, heads, dropout, inner_dropout)
+    sru_layers = [SruLayer(*sizes, memory, number == layers - 1) for number in range(layers)]
     norm = [nn.LayerNorm(embedding.width)] if final_norm else []
     return StatefulBackbone(embedding, sru_layers, positions, dropout, nn.Sequential(*norm, nn.Dropout(dropout)), scale=1.0)
 

@@ -30,27 +30,27 @@ class Stateful(Protocol):
         """Return the state with the chosen rows cleared."""
 
     def training_metrics(self) -> dict[str, Tensor]:
-        """Return what the layer reports of itself in training."""
-
-
-class LayerSizes(NamedTuple):
-    """Widths and dropout rates of a layer."""
-
-    width: int
-    inner: int
-    dropout: float = 0.0
-    inner_dropout: float = 0.0  # of attention weights and of the feed-forward block's ReLU outputs
+        """Return values to log in training, such as those of gates."""
 
 
 class StatefulTransformerLayer(nn.Module):
     """A pre-norm layer, as ``TransformerLayer``, whose attention has a state. The second norm's output is the layer's g."""
 
-    def __init__(self, attention: Stateful, sizes: LayerSizes, norm: str = "layer", biases: bool = True):
+    def __init__(
+        self,
+        attention: Stateful,
+        width: int,
+        inner: int,
+        dropout: float = 0.0,
+        inner_dropout: float = 0.0,
+        norm: str = "layer",
+        biases: bool = True,
+    ):
         super().__init__()
-        self.attention_norm, self.ffn_norm = (NORMS[norm](sizes.width, eps=1e-6) for _ in range(2))
+        self.attention_norm, self.ffn_norm = (NORMS[norm](width, eps=1e-6) for _ in range(2))
         self.attention: Any = attention
-        self.ffn = feed_forward(sizes.width, sizes.inner, sizes.inner_dropout, biases)
-        self.dropout, self.width = nn.Dropout(sizes.dropout), sizes.width
+        self.ffn = feed_forward(width, inner, inner_dropout, biases)
+        self.dropout, self.width = nn.Dropout(dropout), width
 
     def forward(
         self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"]
@@ -139,7 +139,7 @@ class StatefulBackbone(nn.Module):
         return [trace for attention in self.attentions for trace in attention.attention_traces or []]
 
     def training_metrics(self) -> dict[str, Tensor]:
-        """Return what the layers report of themselves, as ``layer0/NAME`` and so on."""
+        """Return the values that layers log, as ``layer0/NAME`` and so on."""
         metrics = ((number, attention.training_metrics()) for number, attention in enumerate(self.attentions))
         return {f"layer{number}/{name}": value for number, values in metrics for name, value in values.items()}
 

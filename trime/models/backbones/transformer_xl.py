@@ -1,7 +1,7 @@
 """Transformer-XL (Dai et al. 2019): relative positions, and in every layer a cache of the previous segments' hidden states.
 
-The cache is a bounded memory: with first-in-first-out eviction it is the published one, with another policy it keeps what
-attention asks for. Deviation: norms stand before the blocks, as in all backbones of this package.
+The cache is a bounded memory: with first-in-first-out eviction it is the published one, with another policy it keeps the
+states that attention asks for. Deviation: norms stand before the blocks, as in all backbones of this package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.models.backbones.stateful import (
-    LayerSizes,
     StatefulBackbone,
     StatefulTransformerLayer,
     concat_cache,
@@ -90,7 +89,7 @@ class RelativeAttention(nn.Module):
 
 
 def relative_shift(x: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
-    """Shift row i left by q - 1 - i, so that column j stands for the distance of query i to key j; the rest is masked."""
+    """Shift row i left by q - 1 - i, so that column j is the distance of query i to key j; the rest is masked."""
     b, h, q, k = x.shape
     return F.pad(x, (1, 0)).view(b, h, k + 1, q)[:, :, 1:].reshape(b, h, q, k)
 
@@ -112,9 +111,9 @@ def transformer_xl(
     refuse_padding(pad)
     if memory.policy.keeps_newest:
         longest = max(longest, memory.size + positions)
-    sizes = LayerSizes(embedding.width, inner, dropout, inner_dropout)
-    attentions = [RelativeAttention(sizes.width, heads, inner_dropout, memory, longest) for _ in range(layers)]
-    norm: Any = nn.LayerNorm(sizes.width) if final_norm else nn.Identity()
-    return StatefulBackbone(
-        embedding, [StatefulTransformerLayer(attention, sizes) for attention in attentions], positions, dropout, norm
-    )
+    built = []
+    for _ in range(layers):
+        attention = RelativeAttention(embedding.width, heads, inner_dropout, memory, longest)
+        built.append(StatefulTransformerLayer(attention, embedding.width, inner, dropout, inner_dropout))
+    norm: Any = nn.LayerNorm(embedding.width) if final_norm else nn.Identity()
+    return StatefulBackbone(embedding, built, positions, dropout, norm)

@@ -18,7 +18,7 @@ MATH_MAX_KEYS = 256  # keys up to which whole attention matrices are faster with
 class CausalAttention(nn.Module):
     """Multi-head attention to a row's own and earlier positions (Vaswani et al. 2017).
 
-    Padding stands after a row's tokens, so that the causal mask hides it from every token; ``padding`` hides padding from
+    Padding follows a row's tokens, so that the causal mask hides it from every token; ``padding`` hides padding from
     itself as well.
     """
 

@@ -86,7 +86,7 @@ def attend_to_all(
     value: Float[Tensor, "b m g d"],
     reach: Reach,
 ) -> Float[Tensor, "b h 1 d"]:
-    """Return what ``attend`` does for one query a row, which is soon done without a kernel of its own."""
+    """Return the values of ``attend`` for one query a row, for which starting a kernel would not pay."""
     if reach.sees_all:
         weight = logits.softmax(-1)
     else:
@@ -98,9 +98,8 @@ def attend_to_all(
         hidden = hidden[:, None, None]
         weight = logits.masked_fill_(hidden, -torch.inf).softmax(-1).masked_fill(hidden, 0.0)  # NaN where all are hidden
     grouped, values = weight.unflatten(1, (value.shape[2], -1)).squeeze(3), value.transpose(1, 2)
-    rows = [
-        of_row @ entries for of_row, entries in zip(grouped, values, strict=True)
-    ]  # of all rows at once it would copy values
+    # Row by row: a product of all rows at once would copy the values.
+    rows = [of_row @ entries for of_row, entries in zip(grouped, values, strict=True)]
     return torch.stack(rows).flatten(1, 2)[:, :, None]
 
 
@@ -116,7 +115,7 @@ def weighted_values(weight: Float[Tensor, "b h q m"], value: Float[Tensor, "b m 
 
 @numba_jit(parallel=True)
 def softmax_kernel(logits, far, longest, query_position, key_position, causal, window, weight):  # type: ignore[no-untyped-def]
-    """Hide in ``logits`` what a query may not see, and fill ``weight`` with the softmax, head by head."""
+    """Hide the entries in ``logits`` that a query may not see, and fill ``weight`` with the softmax, head by head."""
     b, h, q, m = logits.shape
     for item in prange(b * h):
         row, head = item // h, item % h
@@ -139,7 +138,7 @@ def softmax_kernel(logits, far, longest, query_position, key_position, causal, w
 def topk_kernel(  # type: ignore[no-untyped-def]
     logits, far, longest, query_position, key_position, causal, window, value, k, attended, retrieved
 ):
-    """Hide in ``logits`` what a query may not see, and fill ``attended`` and ``retrieved``, head by head."""
+    """Hide the entries in ``logits`` that a query may not see, and fill ``attended`` and ``retrieved``, head by head."""
     b, h, q, m = logits.shape
     shared, most = h // value.shape[2], min(2 * k, m)
     for item in prange(b * h):

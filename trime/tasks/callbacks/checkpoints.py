@@ -51,7 +51,7 @@ class BestWeights(pl.Callback):
     """Keep the trained weights of the best validation, the one after the last update included.
 
     ``monitor`` names the logged measure; the lowest is best, or the highest where ``highest``. Of equal ones the first counts.
-    A resumed run writes again what a killed one wrote after its last checkpoint.
+    A resumed run overwrites the weights that a killed one wrote after its last checkpoint.
     """
 
     def __init__(self, folder: Path, monitor: str = "valid/objective", highest: bool = False):
