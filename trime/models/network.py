@@ -66,6 +66,10 @@ class Network(nn.Module):
         """Return the last query's attention to earlier segments; None where nothing was recorded."""
         return mean_trace(self.backbone.attention_traces()) if self.is_stateful else None
 
+    def training_metrics(self) -> dict[str, Tensor]:
+        """Return the values that a stateful backbone's layers log in training, such as those of gates."""
+        return self.backbone.training_metrics() if self.is_stateful else {}
+
     @property
     def parameter_count(self) -> int:
         """The number of parameters, shared ones counted once."""

@@ -38,17 +38,15 @@ class Cosine:
         """Return the learning rate of an update."""
         if update < self.warmup:
             return self.initial + (self.peak - self.initial) * update / self.warmup
-        number, done, length = self.period_at(update - self.warmup)
+        past = update - self.warmup
+        if self.stretch == 1:
+            number, done, length = past // self.period, float(past % self.period), float(self.period)
+        else:  # period n begins after a geometric sum of the lengths before it
+            number = math.floor(math.log(1 - past / self.period * (1 - self.stretch), self.stretch))
+            done = past - (1 - self.stretch**number) / (1 - self.stretch) * self.period
+            length = self.period * self.stretch**number
         scale = self.shrink**number
         return scale * (self.floor + (self.peak - self.floor) / 2 * (1 + math.cos(math.pi * done / length)))
-
-    def period_at(self, past: int) -> tuple[int, float, float]:
-        """Return the number of the period, the updates done in it, and its length, ``past`` updates after warm-up."""
-        if self.stretch == 1:
-            return past // self.period, past % self.period, self.period
-        number = math.floor(math.log(1 - past / self.period * (1 - self.stretch), self.stretch))
-        length = self.period * self.stretch**number
-        return number, past - (1 - self.stretch**number) / (1 - self.stretch) * self.period, length
 
 
 class InverseSquareRoot:

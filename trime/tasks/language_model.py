@@ -116,7 +116,7 @@ class LanguageModel(pl.LightningModule):
         share = share.mean() if count else loss.detach() * 0
         self.log_dict({"train/loss": mean, "train/memory_share": share, "train/lr": self.schedule(self.global_step)})
         self.log("train/perplexity", mean.exp(), prog_bar=True)
-        self.log_dict({f"train/{name}": value for name, value in self.network.backbone.training_metrics().items()})
+        self.log_dict({f"train/{name}": value for name, value in self.network.training_metrics().items()})
         return loss * self.trainer.accumulate_grad_batches  # Lightning divides by it
 
     def configure_gradient_clipping(

@@ -79,19 +79,15 @@ class RelativeAttention(nn.Module):
 
     def distance_logits(self, query: Float[Tensor, "b h q d"], distance: Int[Tensor, "b q k"]) -> Float[Tensor, "b h q k"]:
         """Return (q + v) W r. Where the cache is a window, all rows have the same distances, shifted: r is projected once."""
-        if self.cache.policy.keeps_newest:
-            keys = distance.shape[2]
-            (projected,) = split_heads(self.r_proj(self.sinusoids[:keys].flip(0))[None], 1, self.heads)
-            return relative_shift(query @ projected.transpose(-1, -2))
-        (projected,) = split_heads(self.r_proj(self.sinusoids)[None], 1, self.heads)
-        index = distance.clamp(0, len(self.sinusoids) - 1)[:, None].expand(-1, self.heads, -1, -1)
-        return (query @ projected.transpose(-1, -2)).gather(-1, index)
-
-
-def relative_shift(x: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
-    """Shift row i left by q - 1 - i, so that column j is the distance of query i to key j; the rest is masked."""
-    b, h, q, k = x.shape
-    return F.pad(x, (1, 0)).view(b, h, k + 1, q)[:, :, 1:].reshape(b, h, q, k)
+        newest, keys = self.cache.policy.keeps_newest, distance.shape[2]
+        r = self.sinusoids[:keys].flip(0) if newest else self.sinusoids
+        (projected,) = split_heads(self.r_proj(r)[None], 1, self.heads)
+        logits = query @ projected.transpose(-1, -2)
+        if not newest:
+            return logits.gather(-1, distance.clamp(0, len(r) - 1)[:, None].expand(-1, self.heads, -1, -1))
+        # Shift row i left by q - 1 - i, so that column j is the distance of query i to key j; the rest is masked.
+        b, h, q, k = logits.shape
+        return F.pad(logits, (1, 0)).view(b, h, k + 1, q)[:, :, 1:].reshape(b, h, q, k)
 
 
 def transformer_xl(

@@ -68,12 +68,14 @@ def attend(
     other = (logits, ANY_POSITION) if far is None or reach.longest is None else (far, reach.longest)
     if top_k is None and q == 1 and far is None:
         return CPUAttention(attend_to_all(logits, query_position, key_position, value, reach), None)
+    attended = logits.new_empty(b, q, h, value.shape[3])
     seen = (*other, query_position.int(), key_position.int(), reach.causal, window)
     if top_k is None:
         weight = torch.empty_like(logits)
         run_kernel(softmax_kernel, logits, *seen, weight)
-        return CPUAttention(weighted_values(weight, value), None)
-    attended = logits.new_empty(b, q, h, value.shape[3])
+        for row, head in itertools.product(range(b), range(h)):  # a batched product would first copy the values
+            torch.mm(weight[row, head], value[row, :, head // (h // value.shape[2])], out=attended[row, :, head])
+        return CPUAttention(attended.transpose(1, 2), None)
     retrieved = torch.zeros_like(logits, dtype=torch.bool)
     run_kernel(topk_kernel, logits, *seen, value.contiguous(), top_k, attended, retrieved)
     return CPUAttention(attended.transpose(1, 2), retrieved)
@@ -101,16 +103,6 @@ def attend_to_all(
     # Row by row: a product of all rows at once would copy the values.
     rows = [of_row @ entries for of_row, entries in zip(grouped, values, strict=True)]
     return torch.stack(rows).flatten(1, 2)[:, :, None]
-
-
-def weighted_values(weight: Float[Tensor, "b h q m"], value: Float[Tensor, "b m g d"]) -> Float[Tensor, "b h q d"]:
-    """Return the weighted sums of values, head by head, since a batched product would first copy the values."""
-    b, h, q, _ = weight.shape
-    shared = h // value.shape[2]
-    result = weight.new_empty(b, q, h, value.shape[3])
-    for row, head in itertools.product(range(b), range(h)):
-        torch.mm(weight[row, head], value[row, :, head // shared], out=result[row, :, head])
-    return result.transpose(1, 2)
 
 
 @numba_jit(parallel=True)
