@@ -32,7 +32,7 @@ class ProcessShard(NamedTuple):
     rank: int = 0
     world: int = 1
 
-    def rows_for_rank(self, rows: list[int]) -> list[int]:
+    def of(self, rows: list[int]) -> list[int]:
         """Return this process's rows of a batch."""
         edges = [len(rows) * part // self.world for part in (self.rank, self.rank + 1)]
         return rows[edges[0] : edges[1]]
@@ -78,9 +78,9 @@ class PlannedLoader:
 
     def batch(self, plan: list[list[int]], number: int) -> Batch:
         """Return one batch of a plan; contiguous rows are continued within an epoch only."""
-        rows, previous = self.shard.rows_for_rank(plan[number]), None
+        rows, previous = self.shard.of(plan[number]), None
         if self.batching.contiguous_rows:
-            previous = self.shard.rows_for_rank(plan[number - 1] if number else [len(self.segments)] * len(plan[number]))
+            previous = self.shard.of(plan[number - 1] if number else [len(self.segments)] * len(plan[number]))
         return collate(self.text, self.segments, rows, self.special_ids, previous)
 
     def state_dict(self) -> dict[str, int]:
@@ -119,7 +119,7 @@ class WindowLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         previous: list[int] | None = None
-        for rows in map(self.shard.rows_for_rank, self.plan):
+        for rows in map(self.shard.of, self.plan):
             same_rows = previous if previous and len(previous) == len(rows) else None
             yield collate(self.text, self.windows, rows, self.special_ids, same_rows)
             previous = rows
