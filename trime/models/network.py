@@ -27,8 +27,7 @@ class Network(nn.Module):
     """A backbone that encodes tokens as (f, g), and a head that turns f into the mass of every token.
 
     Tables may be shared between embedding and head. ``gate`` is the width of f: a linear gate then learns the memories' share
-    from f, in place of their mass (footnote 6 of TRIME); None: there is no gate. ``is_stateful``: rows continue from batch to
-    batch, since the backbone has a state, and no window has a context of its own. ``width`` is that of g.
+    from f, in place of their mass (footnote 6 of TRIME); None: there is no gate.
     """
 
     backbone: Any
@@ -37,7 +36,6 @@ class Network(nn.Module):
     def __init__(self, backbone: nn.Module, head: nn.Module, gate: int | None = None):
         super().__init__()
         self.backbone, self.head = backbone, head
-        self.is_stateful, self.width = bool(self.backbone.is_stateful), int(self.backbone.width)
         self.gate = nn.Linear(gate, 1) if gate else None
         if self.gate is not None:
             nn.init.zeros_(self.gate.weight)
@@ -46,6 +44,16 @@ class Network(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """Return the backbone's output for a batch. To call this, not the backbone, lets FSDP gather sharded weights."""
         return self.backbone(*inputs)
+
+    @property
+    def is_stateful(self) -> bool:
+        """True where rows continue from batch to batch: the backbone has a state, and no window has a context of its own."""
+        return bool(self.backbone.is_stateful)
+
+    @property
+    def width(self) -> int:
+        """The width of g."""
+        return int(self.backbone.width)
 
     def vocabulary_mass(self, f: Tensor, target: Int[Tensor, " n"]) -> Mass:
         """Return the vocabulary's mass for the targets, with the gate's log-odds where there is a gate."""
