@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio
 from trime.evaluation.loss_sums import LossSums
 from trime.memory.external import ExternalMemory
-from trime.memory.retrieval.factories import cell_count, complete_factory
+from trime.memory.retrieval.index import cell_count, complete_factory
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, recall_of
 from trime.metrics import perplexity
 from trime.pipeline.compose import compose_config

@@ -18,8 +18,8 @@ from torch import nn
 from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.eviction.fifo import FIFO
-from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import AttentionConfig, memorizing_transformer
+from trime.models.backbones.kv_memory import KeyValueMemory
+from trime.models.backbones.memorizing import AttentionConfig, memorizing_transformer
 from trime.models.backbones.stateful import StatefulBackbone
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.heads import Softmax
@@ -86,7 +86,7 @@ class Steps:
 
     def read(self) -> torch.Tensor:
         """Read the next segment; return the mean loss."""
-        backbone: StatefulBackbone = self.network.backbone  # type: ignore[assignment]
+        backbone: StatefulBackbone = self.network.backbone
         start = self.number % (self.text.shape[1] // SEGMENT - 1) * SEGMENT
         tokens, self.number = self.text[:, start : start + SEGMENT + 1], self.number + 1
         encoding, self.state = backbone(tokens[:, :-1], self.state)
@@ -127,7 +127,7 @@ def recall(steps: Steps) -> float:
         shares.append(overlap(search(query, all_keys(table), TOP_K, exact_top).slot, top.slot))
         return top
 
-    (memory,) = (layer.memory for layer in steps.network.backbone.attentions if layer.memory is not None)  # type: ignore[union-attr]
+    (memory,) = (layer.memory for layer in steps.network.backbone.attentions if layer.memory is not None)
     retrieve = memory.retrieve
     memory.retrieve = partial(recording, retrieve)
     for _ in range(ASKED):

@@ -30,7 +30,7 @@ from benchmarks.measure import Claim, Measured
 from trime.data.segments import parse_token_count
 from trime.errors import UserError
 from trime.io import partial_of
-from trime.memory.retrieval.factories import AUTO, cell_count, choose_factory, complete_factory
+from trime.memory.retrieval.index import AUTO, cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ivf import SAMPLE, STEPS, nearest_centroid
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.compose import compose_config

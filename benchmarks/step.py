@@ -34,7 +34,7 @@ class Step:
         self.network = build_network(model, WORDS).to(device)
         length = min(tokens, model.backbone.positions)
         self.rows = tokens / length
-        self.layer_ = self.network.backbone.layers[0]  # type: ignore[index]
+        self.layer_ = self.network.backbone.layers[0]
         self.row = torch.randn(1, length, model.width, device=device, requires_grad=True)
         self.f = torch.randn(tokens, model.width, device=device, requires_grad=True)
         frequency = 1 / torch.arange(1, WORDS + 1, device=device, dtype=torch.float64)
@@ -43,7 +43,7 @@ class Step:
     def layer(self) -> None:
         """Run one layer over one row."""
         with self.autocast:
-            loss = self.layer_(self.row, None)[0].sum()  # type: ignore[operator]
+            loss = self.layer_(self.row, None)[0].sum()
         loss.backward()
 
     def head(self) -> None:

@@ -125,7 +125,7 @@ def processor_ms(seconds: float | None, tokens: int) -> dict[str, float]:
 def reset_process_peak() -> None:
     """Reset the peak resident size on Linux; elsewhere it remains the peak since the process started.
 
-    Freed memory that the allocator keeps (see cpu.keep_freed_memory) is returned first, so that it does not count.
+    Freed memory that the allocator keeps (see cpu.prepare_cpu) is returned first, so that it does not count.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim:

@@ -22,7 +22,6 @@ from trime.memory.long import LongMemory
 from trime.memory.retrieval.datastore import Datastore, KNNMemory
 from trime.memory.retrieval.search import ExactSearch
 from trime.models.network import Reader
-from trime.tasks.language_model import contexts_and_mass
 from trime.types import Batch
 
 ENTRIES = index("eval/index.json")
@@ -106,7 +105,7 @@ def encoded(case: dict) -> Iterator[Window]:
     model = network(case["model"], published=case_settings(case).published)
     for batch in windows_of(case["windows"]):
         with torch.no_grad():
-            contexts, vocabulary = contexts_and_mass(Reader(model), batch)
+            contexts, vocabulary = Reader(model).contexts_and_mass(batch)
         yield Window(contexts, int((~batch.scored).sum()), vocabulary)
 
 

@@ -14,12 +14,11 @@ from tests.golden.memories import description, tensors
 from tests.golden.published import copy, parametrized
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import MemoryState
-from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import AttentionConfig, AttentionState, KNNAttention
-from trime.models.backbones.stateful import LayerSizes, StatefulTransformerLayer
+from trime.models.backbones.kv_memory import KeyValueMemory
+from trime.models.backbones.memorizing import AttentionConfig, AttentionState, KNNAttention
+from trime.models.backbones.stateful import StatefulTransformerLayer
 from trime.models.layers import topk_attention as retrieval
-from trime.models.layers.relative import in_window
-from trime.models.layers.sliding import SlidingWindow
+from trime.models.layers.sliding import SlidingWindow, in_window
 from trime.models.layers.topk_attention import Table, all_keys, bucket_top, exact_top, search
 
 META = description("mt_meta")
@@ -172,7 +171,7 @@ def test_the_whole_layer(name: str) -> None:
     window = SlidingWindow(config["W"], itself=False, empty_take_mass=True)
     memory = KeyValueMemory(config["H"], config["E"], config["M"], FIFO(), config["k"], "buckets", empty_take_mass=True)
     attention = KNNAttention(config["E"], config["H"], 0.0, window, options, memory)
-    layer = StatefulTransformerLayer(attention, LayerSizes(config["E"], config["F"]), options.norm, options.biases).double()
+    layer = StatefulTransformerLayer(attention, config["E"], config["F"], norm=options.norm, biases=options.biases).double()
     load(layer, {key.removeprefix("param/"): value for key, value in published.items() if key.startswith("param/")})
     state: AttentionState = attention.initial_state(config["B"])
     for number, (x, fresh) in enumerate(zip(published["xs"], published["start_of_sequence"], strict=True)):

@@ -11,7 +11,7 @@ import torch
 from tests.golden.checkpoints import checkpoint, models, network
 from tests.golden.published import ROOT, arrays, assert_near, index, parametrized
 from trime.errors import UserError
-from trime.models.checkpoints.fairseq import network_from_checkpoint, read_checkpoint
+from trime.models.fairseq import network_from_checkpoint, read_checkpoint
 
 CHECKPOINTS = {"forward": "checkpoint_init", "forward_last": "checkpoint_last"}  # file of outputs: its checkpoint
 OUTPUTS = [(model, file) for model in models() for file in CHECKPOINTS if (ROOT / f"model/{model}/{file}.npz").is_file()]

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tests.golden.published import arrays, index, parametrized
-from trime.optim.adam import Adam
-from trime.optim.nag import NAG
+from trime.optim.optimizers import NAG, Adam
 
 CASES = index("misc/optim.json")
 

@@ -110,7 +110,7 @@ def training(config: DictConfig) -> dict[str, Callable[[str], bool]]:
     """Checks of a training command's flags."""
     schedule, optimizer, batching, length = config.schedule, config.optimizer, config.batching, config.segments.length
     cosine = schedule._target_.endswith(".Cosine")
-    optimizers = {"trime.optim.nag.NAG": "nag", "trime.optim.adam.Adam": "adam"}
+    optimizers = {"trime.optim.optimizers.NAG": "nag", "trime.optim.optimizers.Adam": "adam"}
     combined = batching.combined * length * batching.size // DEVICES
     checks = {
         "task": lambda value: value.startswith("language_modeling") and dataset(config)[:6] in value.replace("-", ""),

@@ -29,8 +29,7 @@ from trime.data.batching.published import Published
 from trime.data.module import PlannedLoader
 from trime.data.segments import cut
 from trime.memory.in_batch import InBatch
-from trime.optim.adam import Adam
-from trime.optim.nag import NAG
+from trime.optim.optimizers import NAG, Adam
 from trime.pipeline.training import quiet
 from trime.tasks.language_model import LanguageModel, UpdateSettings
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import torch
 from safetensors.torch import save_file
 
-from trime.memory.retrieval.sharded import CellsPart, IndexPart, build_parts, divides_by_cells, split_cells, split_into_parts
+from trime.memory.retrieval.index import IndexPart, build_parts, divides_by_cells, split_cells, split_into_parts
 
 KEYS = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
 
@@ -39,10 +39,10 @@ def built(store: Path, count: int, factory: str | None, metric: str) -> list[Ind
     return parts
 
 
-def divided(store: Path, count: int, factory: str | None, metric: str) -> Sequence[IndexPart | CellsPart]:
+def divided(store: Path, count: int, factory: str | None, metric: str) -> Sequence[IndexPart]:
     """Return the parts of an index for ``count`` workers: some cells of a single one, or indexes of some keys."""
     if divides_by_cells(factory):
-        return split_cells(built(store, 1, factory, metric)[0].folder, count, metric)
+        return split_cells(built(store, 1, factory, metric)[0], count)
     return built(store, count, factory, metric)
 
 

@@ -16,7 +16,7 @@ from trime.kernels.numba_kernels import LANES, STEP, lane_sum
 CODE = """
 import hashlib, torch
 from trime.memory.objective.blockwise import blockwise_mass
-from trime.memory.objective.entries_cpu import entry_masses
+from trime.memory.objective.blockwise_cpu import entry_masses
 from trime.memory.visibility import External, Long
 from trime.types import Contexts, TokenPosition
 

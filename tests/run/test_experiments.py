@@ -23,7 +23,7 @@ from trime.config.check import check_parts, validate
 from trime.data.parallel.base import Parallel
 from trime.errors import UserError
 from trime.io import partial_of, plain
-from trime.memory.retrieval import factories
+from trime.memory.retrieval import index as indices
 from trime.models.network import build_network
 from trime.pipeline.rows import rows_of
 from trime.plan.language_model import Plan
@@ -285,7 +285,7 @@ def test_neighbours_and_index_backends(
     few = ["dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}", "evaluate.sample=starts"]
     run(tiny("experiment=trime_ext", "neighbours=reference", "stages=[prepare,pack]", *few))
     losses = {}
-    monkeypatch.setattr(factories, "EXACT_UP_TO", 100)
+    monkeypatch.setattr(indices, "EXACT_UP_TO", 100)
     rescored = "factory=Flat rescore=true"
     for index in (
         "factory=null",

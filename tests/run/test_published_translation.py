@@ -81,7 +81,7 @@ EQUAL: dict[str, Equal] = {
     "decoder-normalize-before": every(
         is_("model.backbone.decoder_norm_first", True), is_("model.backbone.encoder_norm_first", False)
     ),
-    "optimizer": is_("optimizer._target_", "trime.optim.adam.Adam"),
+    "optimizer": is_("optimizer._target_", "trime.optim.optimizers.Adam"),
     "adam-betas": lambda config, value: tuple(config.optimizer.betas) == ast.literal_eval(value),
     "clip-norm": at("train.clip_norm", float),
     "lr": at("schedule.peak", float),

@@ -20,10 +20,10 @@ from trime.data.datasets.folder import Folder
 from trime.data.module import TextDataModule
 from trime.data.tokenizers import Bytes, Whitespace
 from trime.errors import UserError
+from trime.optim.schedules import check_scheduler_state
 from trime.pipeline.config_hash import config_hash
 from trime.plan.language_model import Plan
 from trime.run.preflight import check
-from trime.tasks.optimization import check_scheduler_state
 
 Tiny = Callable[..., DictConfig]
 LR = "+callbacks.lr={_target_: pytorch_lightning.callbacks.LearningRateMonitor}"

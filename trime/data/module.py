@@ -32,7 +32,7 @@ class ProcessShard(NamedTuple):
     rank: int = 0
     world: int = 1
 
-    def of(self, rows: list[int]) -> list[int]:
+    def rows_for_rank(self, rows: list[int]) -> list[int]:
         """Return this process's rows of a batch."""
         return rows[len(rows) * self.rank // self.world : len(rows) * (self.rank + 1) // self.world]
 
@@ -74,8 +74,8 @@ class PlannedLoader:
                 self.step = epoch_start + number + 1
                 before = None
                 if self.batching.contiguous_rows:  # rows are continued within an epoch only
-                    before = self.shard.of(plan[number - 1] if number else [len(segments)] * len(plan[number]))
-                yield collate(self.text, self.segments, self.shard.of(plan[number]), self.special_ids, before)
+                    before = self.shard.rows_for_rank(plan[number - 1] if number else [len(segments)] * len(plan[number]))
+                yield collate(self.text, self.segments, self.shard.rows_for_rank(plan[number]), self.special_ids, before)
             epoch_start += len(plan)
 
     def state_dict(self) -> dict[str, int]:
@@ -114,7 +114,7 @@ class WindowLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         previous: list[int] | None = None
-        for rows in map(self.shard.of, self.plan):
+        for rows in map(self.shard.rows_for_rank, self.plan):
             same_rows = previous if previous and len(previous) == len(rows) else None
             yield collate(self.text, self.windows, rows, self.special_ids, same_rows)
             previous = rows

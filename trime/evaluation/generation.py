@@ -26,7 +26,7 @@ from trime.evaluation.mixture_spec import MixtureSpec, scales
 from trime.evaluation.scorer import Scorer
 from trime.memory.base import Entries, Memory, Window
 from trime.mixtures.experts import ExpertMasses, History, stack_masses
-from trime.models.attention_trace import AttentionTrace
+from trime.models.layers.attention import AttentionTrace
 from trime.models.network import Network
 from trime.types import Contexts, Float, LogMass, Tensor, TokenPosition
 
@@ -179,7 +179,7 @@ class Continuation:
         entries = {name: self.memories[name].entries(window) for name in sorted(self.row.memories)}
         any_token = torch.zeros(1, dtype=torch.long, device=self.device)
         mass = self.network.vocabulary_mass(self.f[-1:], any_token)
-        vocabulary = self.network.head.log_probs(self.f[-1:])[0].double() + mass.total.double()  # type: ignore[operator]
+        vocabulary = self.network.head.log_probs(self.f[-1:])[0].double() + mass.total.double()
         width = window.contexts.g.shape[1]
         if isinstance(self.row, MixtureSpec):
             return grid_attribution(self.row, vocabulary, entries, width, self.scaled_interpolation, mass.gate), entries

@@ -8,7 +8,7 @@ import sys
 import torch
 
 PROBE_SHAPES = ((512, 256, 512), (64, 1024, 96), (33, 65, 17))  # of products that are tried: rows, terms of a sum, columns
-MAX_ERROR = 2e-6  # relative error of float32 sums of so many terms; bfloat16's is 3e-3
+MAX_ERROR = 2e-6  # relative error of float32 sums of as many terms; bfloat16's is 3e-3
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # parameters of mallopt, from malloc.h
 TRIM_BYTES = 2**29  # bytes of free memory that glibc may keep at the end of its heap
 
@@ -16,7 +16,10 @@ TRIM_BYTES = 2**29  # bytes of free memory that glibc may keep at the end of its
 def prepare_cpu() -> None:
     """Set up a process that computes on the CPU; may be called repeatedly."""
     select_matmul()
-    keep_freed_memory()
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:  # glibc keeps freed memory; otherwise each large tensor needs new pages, which the system fills with zeros
+        mallopt(MMAP_MAX, 0)
+        mallopt(TRIM_THRESHOLD, TRIM_BYTES)
 
 
 def select_matmul() -> None:
@@ -40,11 +43,3 @@ def matmul_error(rows: int, terms: int, columns: int) -> float:
     b = torch.randn(terms, columns, generator=generator, dtype=torch.float64)
     exact = a @ b
     return float((a.float() @ b.float() - exact).norm() / exact.norm())
-
-
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory; otherwise each large tensor needs new pages, which the system first fills with zeros."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:
-        mallopt(MMAP_MAX, 0)
-        mallopt(TRIM_THRESHOLD, TRIM_BYTES)

@@ -8,8 +8,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from trime.choices import Metric
-from trime.kernels.blocks import slices
 from trime.memory.distributed import gather_contexts
+from trime.memory.objective.tiles import slices
 from trime.memory.similarity import similarity
 from trime.memory.visibility import Visibility
 from trime.types import Contexts, Float, LogMass, Tensor

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trime.errors import UserError
 from trime.io import write_tensors
-from trime.models.attention_trace import AttentionTrace, mean_trace
-from trime.types import Batch, Encoding, Float, Int, LogMass, Tensor
+from trime.models.layers.attention import AttentionTrace, mean_trace
+from trime.types import Batch, Contexts, Encoding, Float, Int, LogMass, Tensor, contexts_of
 
 INITIAL_GATE_LOGIT = -2.0  # sigmoid(-2) = 0.12: the memories' share before training
 PART = "part"  # marks a file without the frozen weights
@@ -29,6 +29,9 @@ class Network(nn.Module):
     Tables may be shared between embedding and head. ``gate`` is the width of f: a linear gate then learns the memories' share
     from f, in place of their mass (footnote 6 of TRIME); None: there is no gate.
     """
+
+    backbone: Any
+    head: Any
 
     def __init__(self, backbone: nn.Module, head: nn.Module, gate: int | None = None):
         super().__init__()
@@ -47,38 +50,38 @@ class Network(nn.Module):
         """True where rows continue from batch to batch: the backbone has a state, and no window has a context of its own."""
         return bool(self.backbone.is_stateful)
 
-    def training_metrics(self) -> dict[str, Tensor]:
-        """Return what the backbone reports of itself in training, such as the values of its gates."""
-        return self.backbone.training_metrics()  # type: ignore[operator]
-
-    def record_attention(self) -> None:
-        """Make layers with a state keep the attention of the last query for ``attention_trace`` from now on."""
-        if self.is_stateful:
-            self.backbone.record_attention()  # type: ignore[operator]
-
-    def attention_trace(self) -> AttentionTrace | None:
-        """Return the last query's attention to what layers remember; None where nothing was recorded."""
-        return mean_trace(self.backbone.attention_traces()) if self.is_stateful else None  # type: ignore[operator]
-
     @property
     def width(self) -> int:
         """The width of g."""
-        return self.backbone.width  # type: ignore[return-value]
-
-    @property
-    def parameter_count(self) -> int:
-        """The number of parameters, shared ones counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        return int(self.backbone.width)
 
     def vocabulary_mass(self, f: Tensor, target: Int[Tensor, " n"]) -> LogMass:
         """Return the vocabulary's mass for the targets, with the gate's log-odds where there is a gate."""
-        mass: LogMass = self.head.mass(f, target)  # type: ignore[operator]
+        mass: LogMass = self.head.mass(f, target)
         return mass if self.gate is None else replace(mass, gate=self.gate_logits(f).squeeze(1).to(mass.total))
 
     def gate_logits(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
         """Return the gate's log-odds of the memories."""
         assert self.gate is not None
         return self.gate(f.to(self.gate.weight.dtype))
+
+    def record_attention(self) -> None:
+        """Make layers with a state keep the attention of the last query for ``attention_trace`` from now on."""
+        if self.is_stateful:
+            self.backbone.record_attention()
+
+    def attention_trace(self) -> AttentionTrace | None:
+        """Return the last query's attention to earlier segments; None where nothing was recorded."""
+        return mean_trace(self.backbone.attention_traces()) if self.is_stateful else None
+
+    def training_metrics(self) -> dict[str, Tensor]:
+        """Return the values that a stateful backbone's layers log in training, such as those of gates."""
+        return self.backbone.training_metrics() if self.is_stateful else {}
+
+    @property
+    def parameter_count(self) -> int:
+        """The number of parameters, shared ones counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
 
 
 class Reader:
@@ -94,6 +97,14 @@ class Reader:
         encoding, self.state = self.network(batch.tokens, self.state, batch.fresh)
         return encoding
 
+    def contexts_and_mass(self, batch: Batch) -> tuple[Contexts, LogMass]:
+        """Return every cell as a context, padding included, and the vocabulary's mass for the scored cells."""
+        encoding = self.encode(batch)
+        contexts, f, scored = contexts_of(batch, encoding.g), encoding.f.flatten(0, 1), batch.scored.flatten()
+        if scored.all():  # no copy of f
+            return contexts, self.network.vocabulary_mass(f, contexts.token)
+        return contexts, self.network.vocabulary_mass(f[scored], contexts.token[scored])
+
     def state_tensors(self) -> list[Tensor]:
         """Return the state as a list of tensors, rows first; an empty list where there is no state."""
         return [] if self.state is None else tree_flatten(self.state)[0]
@@ -103,7 +114,7 @@ class Reader:
         if not tensors:
             self.state = None
             return
-        references, structure = tree_flatten(self.network.backbone.initial_state(1))  # type: ignore[operator]
+        references, structure = tree_flatten(self.network.backbone.initial_state(1))
         pairs = zip(tensors, references, strict=True)
         self.state = tree_unflatten([tensor.to(device, reference.dtype) for tensor, reference in pairs], structure)
 
@@ -111,13 +122,14 @@ class Reader:
 def build_network(model: Any, vocabulary: int) -> Network:
     """Build the network that conf/model describes, for a vocabulary of that size; UserError where its settings are invalid."""
     try:
-        parts = (instantiate(model[part], _partial_=True, _convert_="all") for part in ("embedding", "backbone", "head"))
-        embedding, backbone, head = parts
+        embedding, backbone, head = (
+            instantiate(model[name], _partial_=True, _convert_="all") for name in ("embedding", "backbone", "head")
+        )
         table = embedding(vocabulary=vocabulary)
         return Network(backbone(embedding=table), head(embedding=table), table.width if model.get("gate") else None)
-    except (ValueError, TypeError) as error:  # invalid values, or parameters that a part does not have
+    except (ValueError, TypeError) as error:  # invalid values, or settings that a class does not have
         raise UserError(str(error)) from error
-    except InstantiationException as error:  # raised by a nested part
+    except InstantiationException as error:  # raised by a nested class
         raise UserError(str(error.__cause__ or error).splitlines()[0]) from error
 
 
@@ -132,7 +144,7 @@ def shard_weights(network: Network, mesh: Any) -> None:
         for layer in child if isinstance(child, nn.ModuleList) else []:
             fully_shard(layer, mesh=mesh)
     if hasattr(network.head, "is_sharded"):
-        network.head.is_sharded = True  # type: ignore[assignment]
+        network.head.is_sharded = True
     fully_shard(network, mesh=mesh, reshard_after_forward=False)
 
 

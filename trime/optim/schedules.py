@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
+from torch.optim.lr_scheduler import LambdaLR
+
+from trime.errors import UserError
 
 
 class Cosine:
@@ -30,17 +38,15 @@ class Cosine:
         """Return the learning rate of an update."""
         if update < self.warmup:
             return self.initial + (self.peak - self.initial) * update / self.warmup
-        number, done, length = self.period_at(update - self.warmup)
+        past = update - self.warmup
+        if self.stretch == 1:
+            number, done, length = past // self.period, float(past % self.period), float(self.period)
+        else:  # period n begins after a geometric sum of the lengths before it
+            number = math.floor(math.log(1 - past / self.period * (1 - self.stretch), self.stretch))
+            done = past - (1 - self.stretch**number) / (1 - self.stretch) * self.period
+            length = self.period * self.stretch**number
         scale = self.shrink**number
         return scale * (self.floor + (self.peak - self.floor) / 2 * (1 + math.cos(math.pi * done / length)))
-
-    def period_at(self, past: int) -> tuple[int, float, float]:
-        """Return the number of the period, the updates done in it, and its length, ``past`` updates after warm-up."""
-        if self.stretch == 1:
-            return past // self.period, past % self.period, self.period
-        number = math.floor(math.log(1 - past / self.period * (1 - self.stretch), self.stretch))
-        length = self.period * self.stretch**number
-        return number, past - (1 - self.stretch**number) / (1 - self.stretch) * self.period, length
 
 
 class InverseSquareRoot:
@@ -56,3 +62,22 @@ class InverseSquareRoot:
         if update < self.warmup:
             return self.initial + (self.peak - self.initial) * update / self.warmup
         return self.peak * math.sqrt(self.warmup / update)
+
+
+def with_schedule(optimizer: torch.optim.Optimizer, schedule: Callable[[int], float]) -> OptimizerLRSchedulerConfig:
+    """Return the optimiser with a scheduler that gives all its groups the learning rate ``schedule(update)``.
+
+    LambdaLR multiplies a group's ``initial_lr`` by its factor. With 1 there, the factor is the learning rate to the last bit.
+    """
+    for group in optimizer.param_groups:
+        group["initial_lr"] = 1.0
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, schedule), "interval": "step"}}
+
+
+def check_scheduler_state(checkpoint: dict[str, Any]) -> None:
+    """Raise UserError at a checkpoint of a training without scheduler: it would start at the first learning rate again."""
+    if checkpoint.get("lr_schedulers") == []:  # absent from checkpoints of weights alone
+        raise UserError(
+            "the checkpoint to resume from was saved by an older version, without its learning rate: "
+            "delete the folder checkpoints/ that holds it, and train anew"
+        )

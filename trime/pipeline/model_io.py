@@ -48,7 +48,7 @@ def weight_settings(config: DictConfig) -> dict[str, Any]:
 
 def save_transformers(network: Network, config: DictConfig, folder: Path) -> None:
     """Save a fine-tuned pretrained model in the transformers format, with its tokenizer."""
-    network.backbone.decoder.save(folder)  # type: ignore[operator,union-attr]
+    network.backbone.decoder.save(folder)
     load_tokenizer(config.model.name).save_pretrained(folder)
 
 

@@ -19,20 +19,21 @@ from trime.data.notes import describe_duplicates, find_duplicates
 from trime.errors import UserError, install_command
 from trime.io import write_json
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
-from trime.memory.retrieval.factories import AUTO, cell_count, choose_factory, complete_factory
-from trime.memory.retrieval.ivf import CELLS, CENTROIDS, assign_cells, cells_file
-from trime.memory.retrieval.ray_cluster import open_ray_search
-from trime.memory.retrieval.search import ExactSearch, Search, ShardedSearch, recall_of
-from trime.memory.retrieval.sharded import (
+from trime.memory.retrieval.index import (
+    AUTO,
     IndexPart,
-    assigned_shards,
     build_parts,
-    check_factory,
+    builder_of,
+    cell_count,
+    choose_factory,
+    complete_factory,
     divides_by_cells,
     split_cells,
     split_into_parts,
-    train_shared,
 )
+from trime.memory.retrieval.ivf import CELLS, CENTROIDS, assign_cells, cells_file
+from trime.memory.retrieval.ray_cluster import open_ray_search
+from trime.memory.retrieval.search import ExactSearch, Search, ShardedSearch, recall_of
 from trime.metrics import ResourceUsage
 from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.engines import Advance
@@ -54,7 +55,7 @@ class AssignedCells(Parts):
     """The cells of the keys of a store, a shard at a time, for an index whose centroids have been trained in ``folder``."""
 
     def __init__(self, store: Path, metric: str, folder: Path):
-        self.folder, self.metric, self.shards = folder, metric, assigned_shards(store)
+        self.folder, self.metric, self.shards = folder, metric, Keys(Shards(store)).by_shard()
         self.sizes = [len(keys) for keys in self.shards]
         self.sequential = len(self.sizes) == 1  # with all threads of this process
 
@@ -62,7 +63,7 @@ class AssignedCells(Parts):
         return cells_file(self.folder, number)
 
     def make(self, number: int, advance: Advance) -> None:
-        assign_cells(self.shards[number].blocks, self.metric, self.folder / CENTROIDS, self.file(number))
+        assign_cells(self.shards[number], self.metric, self.folder / CENTROIDS, self.file(number))
         advance(self.sizes[number])
 
 
@@ -102,7 +103,7 @@ class BuildIndex(ConfiguredArtefact, ArtefactInParts):
             by_cells = divides_by_cells(factory) and not (folder / CELLS).exists()
             with Progress(total=entries, unit="key", unit_scale=True, desc=f"index {factory}") as bar:
                 if by_cells:
-                    train_shared(store, factory, index.metric, folder)
+                    builder_of(factory).train(Keys(Shards(store)), index.metric, folder)
                     self.run_parts(self, self.open_parts(folder), bar)
                 build_parts(parts, folder, Progress(disable=True) if by_cells else bar)
         size = sum(path.stat().st_size for path in (*folder.rglob("*"), *store.iterdir()) if is_permanent(path))
@@ -162,7 +163,7 @@ class BuildIndex(ConfiguredArtefact, ArtefactInParts):
         nprobe = built.get("nprobe", index.nprobe)
         if index.engine == "local":
             return open_search(parts, nprobe, index.device)
-        divided = split_cells(self.path(), index.parts, index.metric) if divides_by_cells(factory) else parts
+        divided = split_cells(parts[0], index.parts) if divides_by_cells(factory) else parts
         return open_ray_search(divided, nprobe, index.device, index.address, index.cores, index.replicas)
 
     def knn_memory(self, queries: dict[str, Any]) -> KNNMemory:
@@ -188,7 +189,7 @@ def check_index(index: DictConfig, entries: int, width: int) -> str | None:
     factory = choose_factory(entries, width, index.parts) if factory == AUTO else complete_factory(factory, entries, width)
     if factory:
         check_faiss(factory)
-        check_factory(factory, entries, width, index.metric)
+        builder_of(factory).check(entries, width, index.metric)
     return factory
 
 
@@ -202,7 +203,7 @@ def check_index_factory(config: DictConfig) -> None:
     """Raise UserError if ``index.factory`` names no index for keys of the model's width, however many."""
     factory, width = config.index.factory, config.model.get("width")
     if factory not in (None, AUTO) and isinstance(width, int):  # a pretrained model's width is known when it is read
-        check_factory(str(complete_factory(factory, MANY_ENTRIES, width)), MANY_ENTRIES, width, config.index.metric)
+        builder_of(str(complete_factory(factory, MANY_ENTRIES, width))).check(MANY_ENTRIES, width, config.index.metric)
 
 
 def built_parts(index: DictConfig, factory: str | None) -> int:

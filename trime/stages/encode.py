@@ -37,7 +37,6 @@ from trime.pipeline.processes import DEVICE, device_of
 from trime.progress import Progress
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
-from trime.tasks.language_model import contexts_and_mass
 from trime.types import Batch, Contexts, LogMass, Tensor, TokenPosition, contexts_of, is_token
 
 log = logging.getLogger(__name__)
@@ -114,7 +113,7 @@ class Encode(ConfiguredArtefact, ArtefactInParts):
         self.windowing.check(corpus, description)
         windows = self.windows(corpus)
         longest = int(windows.length.max())
-        check_positions(network.backbone.positions, self.config, longest, self.portion.for_datastore)  # type: ignore[arg-type]
+        check_positions(network.backbone.positions, self.config, longest, self.portion.for_datastore)
         device = device_of(self.config)
         network.to(device)
         if network.is_stateful and (windows.context.any() or self.config.compatibility.sorted_windows):
@@ -185,7 +184,7 @@ class Encode(ConfiguredArtefact, ArtefactInParts):
         scored = batch.scored.flatten()
         if self.portion.for_datastore:
             return self.context_columns(contexts_of(batch, reader.encode(batch).g).take(scored), first)
-        contexts, vocabulary = contexts_and_mass(reader, batch)
+        contexts, vocabulary = reader.contexts_and_mass(batch)
         tokens = is_token(batch).flatten()
         parts = {"target": vocabulary.target, "total": vocabulary.total, "gate": vocabulary.gate}
         columns = {name: part for name, part in parts.items() if part is not None}

@@ -110,7 +110,7 @@ class Fit(ConfiguredArtefact):
         corpus = self.corpus.corpus()
         pl.seed_everything(self.config.seed, verbose=False)
         network = self.task.network(corpus)
-        check_positions(network.backbone.positions, self.config)  # type: ignore[arg-type]
+        check_positions(network.backbone.positions, self.config)
         if not is_worker(self.config):
             log.info(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
         meter, history = ResourceUsage(), History(folder / "metrics.csv", self.config.train.log_every)
@@ -182,7 +182,7 @@ class Fit(ConfiguredArtefact):
         if not network.is_stateful:
             return self.task.callbacks(corpus)
         steps, length = train.updates * train.accumulate, self.config.segments.length
-        staleness = Staleness(folder / "staleness.json", steps, length, train.memory_size, network.backbone)  # type: ignore[arg-type]
+        staleness = Staleness(folder / "staleness.json", steps, length, train.memory_size, network.backbone)
         return [*self.task.callbacks(corpus), staleness]
 
     def trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:

@@ -13,7 +13,7 @@ from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.io import write_json
-from trime.models.checkpoints.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
+from trime.models.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
 from trime.pipeline.artefact import Artefact, Free, Lab
@@ -87,7 +87,7 @@ class Import(ImportedModel):
 
     def convert(self, folder: Path, released: FairseqCheckpoint) -> Network:
         network, description = network_from_checkpoint(released)
-        check_size(self.dictionary_file, self.vocabulary, network.backbone.embedding)  # type: ignore[arg-type]
+        check_size(self.dictionary_file, self.vocabulary, network.backbone.embedding)
         save_network(network, folder / "model.safetensors")
         self.vocabulary.save(folder / "vocabulary.json")
         write_description(folder, description, self.vocabulary)

@@ -14,7 +14,7 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch.nn import functional as F
 
 from trime.errors import UserError
-from trime.tasks.optimization import check_scheduler_state, with_schedule
+from trime.optim.schedules import check_scheduler_state, with_schedule
 from trime.types import Int, Tensor
 
 PROMPT_SAMPLE = 0.25  # share of the prompts' tokens that is drawn for the loss

@@ -10,6 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
+from torch.nn import functional as F
 
 from trime.errors import UserError
 from trime.memory.distributed import all_gather_varlen, all_reduce_sum, rank_rows, world_size
@@ -18,8 +19,8 @@ from trime.memory.in_batch_nearest import NearestInBatch
 from trime.metrics import perplexity
 from trime.mixtures.joint import joint_log_prob, memory_share
 from trime.models.network import Network, Reader, shard_weights
-from trime.tasks.optimization import check_scheduler_state, with_schedule
-from trime.types import Batch, Contexts, LogMass, Tensor, contexts_of, is_token
+from trime.optim.schedules import check_scheduler_state, with_schedule
+from trime.types import Batch, Contexts, LogMass, Tensor, is_token
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,6 @@ class UpdateSettings:
     seed: int = 0
     plain_updates: int = 0
     padding_is_memory: bool = False
-
-
-def contexts_and_mass(reader: Reader, batch: Batch) -> tuple[Contexts, LogMass]:
-    """Return every cell as a context, padding included, and the vocabulary's mass for the scored cells."""
-    encoding, network = reader.encode(batch), reader.network
-    contexts = contexts_of(batch, encoding.g)
-    scored = batch.scored.flatten()
-    f = encoding.f.flatten(0, 1)
-    if scored.all():
-        return contexts, network.vocabulary_mass(f, contexts.token)
-    return contexts, network.vocabulary_mass(f[scored], contexts.token[scored])
 
 
 class LanguageModel(pl.LightningModule):
@@ -64,9 +54,9 @@ class LanguageModel(pl.LightningModule):
         super().__init__()
         self.network, self.memory, self.update_settings = network, memory, training
         self.optimizer_factory, self.schedule = optimizer, schedule
-        self.targets, self.update_targets, self.updates = 0, 0, 0
+        self.targets, self.update_targets = 0, 0
         self.valid_sum, self.valid_count = 0.0, 0
-        self.reader, self.stale = self.initial_state()
+        self.start_reading()
         self.paused: tuple[Reader, StaleContexts] | None = None
         self.carried: list[list[Tensor]] = []
         self.carried_contexts: list[list[list[Tensor]]] = []
@@ -75,9 +65,9 @@ class LanguageModel(pl.LightningModule):
         }
         self.strict_loading = not self.frozen
 
-    def initial_state(self) -> tuple[Reader, StaleContexts]:
-        """Return the reader and the stale contexts before anything is read."""
-        return Reader(self.network), StaleContexts(self.memory.stale if self.memory else 0)
+    def start_reading(self) -> None:
+        """Start from rows without a state, and without contexts of earlier batches."""
+        self.reader, self.stale = Reader(self.network), StaleContexts(self.memory.stale if self.memory else 0)
 
     def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
         """Return the loss of each scored token in nats, and the memory's share of the mass.
@@ -90,22 +80,17 @@ class LanguageModel(pl.LightningModule):
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
         exact = torch.promote_types(query.g.dtype, torch.float32)
         divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
-        mass = self.memory.mass(query, self.stale.join_and_store(contexts), divisor, draw, self.progress)
+        mass = self.memory.mass(query, self.stale.join_and_store(contexts), divisor, draw)
         memory = LogMass(mass.target[0], mass.total[0])
         return -joint_log_prob(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
-
-    @property
-    def progress(self) -> float:
-        """Return the progress of training, from 0 to 1; 1 in evaluation."""
-        return min(1.0, self.global_step / self.updates) if self.training and self.updates else 1.0
 
     def queries_and_memories(self, batch: Batch) -> tuple[Contexts, Contexts, LogMass]:
         """Return the scored contexts, those that are memory, and the vocabulary's mass for the scored ones."""
         if self.update_settings.padding_is_memory and batch.length.any():
-            contexts, mass = contexts_and_mass(self.reader, batch._replace(scored=torch.ones_like(batch.scored)))
+            contexts, mass = self.reader.contexts_and_mass(batch._replace(scored=torch.ones_like(batch.scored)))
             free = torch.where(is_token(batch).flatten(), mass.target, mass.total)  # log P of padding is 0
             return contexts, contexts, replace(mass, target=free)
-        contexts, mass = contexts_and_mass(self.reader, batch)
+        contexts, mass = self.reader.contexts_and_mass(batch)
         scored, tokens = batch.scored.flatten(), is_token(batch).flatten()
         memories = contexts if tokens.all() else contexts.take(tokens)
         queries = memories if torch.equal(scored, tokens) else contexts.take(scored)  # the same object saves half the work
@@ -153,7 +138,7 @@ class LanguageModel(pl.LightningModule):
         """Set the training state aside: validation starts from an empty one."""
         self.valid_sum, self.valid_count = 0.0, 0
         self.paused = self.reader, self.stale
-        self.reader, self.stale = self.initial_state()
+        self.start_reading()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         losses, _ = self.losses(batch, draw=None, plain=False)
@@ -181,7 +166,6 @@ class LanguageModel(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Restore the state of the rows, whatever the number of processes that saved it."""
-        self.updates = max(0, self.trainer.max_steps)
         self.reader.restore(rank_rows(self.carried, self.global_rank, world_size()), self.device)
         self.stale.restore(self.carried_contexts, self.global_rank, world_size(), self.device)
 
@@ -192,3 +176,20 @@ class LanguageModel(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         return with_schedule(self.optimizer_factory(self.parameters(), lr=self.schedule(0)), self.schedule)
+
+
+class TranslationModule(LanguageModel):
+    """Trains translation; ``smoothing`` is the label smoothing of the plain training loss (Eq. 5 has none, as published)."""
+
+    def __init__(self, *arguments: Any, smoothing: float = 0.0):
+        super().__init__(*arguments)
+        self.smoothing = smoothing
+
+    def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
+        """Return the loss of each target piece in nats, and the memory's share of the mass."""
+        if not (self.training and self.smoothing and (self.memory is None or plain)):
+            return super().losses(batch, draw, plain)
+        f = self.reader.encode(batch).f[batch.scored]
+        logits = F.linear(f, self.network.head.weight).float()
+        losses = F.cross_entropy(logits, batch.targets[batch.scored], reduction="none", label_smoothing=self.smoothing)
+        return losses, torch.zeros_like(losses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -12,12 +13,11 @@ import torch
 from tests.helpers.stores import KEYS, QUERY, blocks, built, folder_of, stored
 from trime.errors import UserError
 from trime.memory.retrieval import faiss_index
-from trime.memory.retrieval.datastore import Datastore, KNNMemory, retrieved_mass
-from trime.memory.retrieval.factories import complete_factory
-from trime.memory.retrieval.faiss_index import FaissSearch, fill_faiss, train_faiss
-from trime.memory.retrieval.ivf import Cells, IVFSearch, fill_ivf, train_ivf
+from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, retrieved_mass
+from trime.memory.retrieval.faiss_index import FaissBuilder, FaissSearch
+from trime.memory.retrieval.index import build_parts, builder_of, complete_factory, split_cells, split_into_parts
+from trime.memory.retrieval.ivf import Cells, IVFSearch
 from trime.memory.retrieval.search import Blocks, CachedSearch, ExactSearch, merge_results, normalized_blocks, recall_of
-from trime.memory.retrieval.sharded import IndexPart, build_parts, check_factory, split_cells, split_into_parts
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.stages.datastore import open_search
 from trime.types import Contexts, TokenPosition
@@ -29,16 +29,17 @@ def broken() -> Iterator[torch.Tensor]:
     raise SystemExit(9)
 
 
-def build_faiss(keys: Blocks, factory: str, metric: str, file: Path, bar: Mock) -> None:
-    trained = file.with_name("learned.faiss")
-    train_faiss(keys, len(KEYS), 8, factory, metric, trained)
-    fill_faiss(keys, metric, trained, file, bar)
+class GivenKeys(Keys):
+    """As many keys as KEYS, from blocks instead of shards."""
+
+    def __init__(self, blocks: Blocks):
+        self.blocks, self.width, self.first, self.last = blocks, KEYS.shape[1], 0, len(KEYS)
 
 
-def build_cells(keys: Blocks, cells: int, metric: str, folder: Path) -> None:
-    trained = folder / "learned.npy"
-    train_ivf(keys, len(KEYS), 8, cells, metric, trained)
-    fill_ivf(keys, metric, trained, folder, Mock())
+def build(blocks: Blocks, factory: str, metric: str, folder: Path, bar: Mock | None = None) -> None:
+    builder, keys = builder_of(factory), GivenKeys(blocks)
+    folder.mkdir(exist_ok=True)
+    builder.fill(keys, metric, builder.train(keys, metric, folder), folder, bar or Mock())
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
@@ -47,7 +48,7 @@ def test_fewer_dimensions_keep_similarities(factory: str, metric: str, tmp_path:
     """Of keys with a common mean, which PCA would subtract, along which they hardly differ."""
     directions = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(3)))[0]
     keys = torch.cat([KEYS[:, :3], 0.01 * KEYS[:, 3:] + 4 * torch.eye(5)[0]], 1) @ directions
-    build_faiss(lambda: iter([keys]), factory, metric, tmp_path / "index.faiss", Mock())
+    build(lambda: iter([keys]), factory, metric, tmp_path)
     found = FaissSearch(tmp_path / "index.faiss", metric, 4).nearest(keys[:50], 20)
     exact = ExactSearch(normalized_blocks(lambda: iter([keys]), metric), metric).nearest(keys[:50], 20)
     assert recall_of(exact[1], found[1]) > 0.9
@@ -59,15 +60,15 @@ def test_fewer_dimensions_keep_similarities(factory: str, metric: str, tmp_path:
 @pytest.mark.parametrize("factory", ["Flat", "IVF4_SQ8"])
 def test_a_killed_index_resumes(factory: str, every: int, metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faiss_index, "SAVED_EVERY", every)
-    file, unbroken, bar = tmp_path / "index.faiss", tmp_path / "unbroken.faiss", Mock()
+    file, unbroken, bar = tmp_path / "index.faiss", tmp_path / "unbroken", Mock()
     calls = iter([blocks, broken] if factory != "Flat" else [broken])
     with pytest.raises(SystemExit):
-        build_faiss(lambda: next(calls)(), factory, metric, file, bar)
+        build(lambda: next(calls)(), factory, metric, tmp_path, bar)
     assert FaissSearch(file, metric, 4).index.ntotal == 1400 if every == 500 else not file.exists()
     bar.reset_mock()
-    build_faiss(blocks, factory, metric, file, bar)
-    build_faiss(blocks, factory, metric, unbroken, Mock())
-    ours, theirs = (FaissSearch(path, metric, 4).nearest(QUERY, 10) for path in (file, unbroken))
+    build(blocks, factory, metric, tmp_path, bar)
+    build(blocks, factory, metric, unbroken)
+    ours, theirs = (FaissSearch(path / "index.faiss", metric, 4).nearest(QUERY, 10) for path in (tmp_path, unbroken))
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
     assert sum(call.args[0] for call in bar.update.call_args_list) == len(KEYS)
     assert not list(tmp_path.glob("*.partial"))
@@ -75,8 +76,8 @@ def test_a_killed_index_resumes(factory: str, every: int, metric: str, tmp_path:
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
 def test_a_flat_index_is_exact_search(metric: str, tmp_path: Path) -> None:
-    build_faiss(blocks, "Flat", metric, tmp_path / "flat.faiss", Mock())
-    flat, exact = FaissSearch(tmp_path / "flat.faiss", metric, 1), ExactSearch(blocks, metric, rows=333)
+    build(blocks, "Flat", metric, tmp_path)
+    flat, exact = FaissSearch(tmp_path / "index.faiss", metric, 1), ExactSearch(blocks, metric, rows=333)
     assert flat.kind == exact.kind == "exact"
     for ours, theirs in zip(flat.nearest(QUERY, 12), exact.nearest(QUERY, 12), strict=True):
         assert torch.allclose(ours.double(), theirs.double(), atol=1e-4)
@@ -85,7 +86,7 @@ def test_a_flat_index_is_exact_search(metric: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("factory", ["IVF16_Flat", "PCA4_IVF16_Flat"])
 def test_more_probed_cells_find_more(factory: str, tmp_path: Path) -> None:
     """Also where the dimensions of keys are reduced first."""
-    build_faiss(blocks, factory, "l2", tmp_path / "index.faiss", Mock())
+    build(blocks, factory, "l2", tmp_path)
     one, all_ = (FaissSearch(tmp_path / "index.faiss", "l2", nprobe).nearest(QUERY, 20)[0] for nprobe in (1, 16))
     assert (one <= all_).all() and (one < all_).any(1).float().mean() > 0.5
 
@@ -109,6 +110,7 @@ def test_the_largest_of_tiles_are_those_of_all(k: int) -> None:
     for start in range(0, 3000, 333):
         topk.add(scores[:, start : start + 333], start)
     score, number = topk.result()
+    number = number.long()
     best = scores.topk(min(k, 3000), 1).values
     assert torch.equal(score[:, :3000], best) and score[:, 3000:].eq(-torch.inf).all()
     present = score > -torch.inf
@@ -119,7 +121,7 @@ def test_the_largest_of_tiles_are_those_of_all(k: int) -> None:
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
 def test_all_cells_are_exact_search(metric: str, tmp_path: Path) -> None:
-    build_cells(blocks, 16, metric, tmp_path)
+    build(blocks, "Cells16", metric, tmp_path)
     exact = ExactSearch(blocks, metric).nearest(QUERY, 40)
     score, number = IVFSearch(tmp_path, metric, 99).nearest(QUERY, 40)
     assert torch.allclose(score, exact[0], atol=1e-4) and recall_of(exact[1], number) > 0.99  # near ties may swap
@@ -128,7 +130,7 @@ def test_all_cells_are_exact_search(metric: str, tmp_path: Path) -> None:
 
 
 def test_a_cell_with_fewer_keys_than_asked_for(tmp_path: Path) -> None:
-    build_cells(blocks, 16, "ip", tmp_path)
+    build(blocks, "Cells16", "ip", tmp_path)
     score, number = IVFSearch(tmp_path, "ip", 1).nearest(QUERY, 2000)
     missing = number < 0
     assert missing.any(1).all() and torch.equal(missing, score.isinf()) and score[:, :20].isfinite().all()
@@ -138,12 +140,11 @@ def test_killed_cells_resume(tmp_path: Path) -> None:
     """Centroids and the cells of each block are reused; the bytes are those of an unbroken build."""
     calls = iter([blocks, broken])
     with pytest.raises(SystemExit):
-        build_cells(lambda: next(calls)(), 16, "ip", tmp_path)
+        build(lambda: next(calls)(), "Cells16", "ip", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"learned.npy", "part-00000.npy", "part-00001.npy"}
     unbroken = tmp_path / "unbroken"
-    unbroken.mkdir()
     for folder in (tmp_path, unbroken):
-        build_cells(blocks, 16, "ip", folder)
+        build(blocks, "Cells16", "ip", folder)
     for name in ("key.npy", "cells.safetensors"):
         assert (tmp_path / name).read_bytes() == (unbroken / name).read_bytes()
     assert {path.name for path in unbroken.iterdir()} == {"key.npy", "cells.safetensors", "learned.npy"}
@@ -162,29 +163,29 @@ def test_numbers_missing_in_a_factory_string_are_filled_in() -> None:
     ):
         assert complete_factory(short, 10**6, 128) == factory
         if factory and not factory.startswith("Cells"):
-            check_factory(factory, 10**6, 128, "ip")
+            builder_of(factory).check(10**6, 128, "ip")
     assert complete_factory("IVF_Flat", 200, 16) == "IVF5_Flat"
 
 
 def test_bad_cells_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fewer cells"):
-        check_factory("Cells1024", 3000, 24, "ip")
+        builder_of("Cells1024").check(3000, 24, "ip")
     with pytest.raises(UserError, match="fewer cells"):
-        check_factory("IVF1024_SQ8", 3000, 24, "ip")
+        builder_of("IVF1024_SQ8").check(3000, 24, "ip")
     with pytest.raises(UserError, match="24 dimensions"):
-        check_factory("PCA25_IVF16_SQ8", 3000, 24, "ip")
-    build_cells(blocks, 16, "ip", tmp_path)
+        builder_of("PCA25_IVF16_SQ8").check(3000, 24, "ip")
+    build(blocks, "Cells16", "ip", tmp_path)
     (tmp_path / "key.npy").write_bytes((tmp_path / "key.npy").read_bytes()[:9000])
     with pytest.raises(UserError, match="run stage datastore"):
         IVFSearch(tmp_path, "ip", 1)
 
 
 def test_faiss_without_a_device_is_an_error(tmp_path: Path) -> None:
-    build_faiss(blocks, "Flat", "ip", tmp_path / "flat.faiss", Mock())
+    build(blocks, "Flat", "ip", tmp_path)
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(UserError, match="faiss-gpu"):
-        FaissSearch(tmp_path / "flat.faiss", "ip", 1, "cuda")
+        FaissSearch(tmp_path / "index.faiss", "ip", 1, "cuda")
 
 
 def test_the_mass_of_entries_is_that_of_their_softmax() -> None:
@@ -215,10 +216,10 @@ def test_parts_find_what_one_index_finds(factory: str | None, metric: str, tmp_p
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
 def test_cells_of_an_index_find_together_what_it_finds(metric: str, tmp_path: Path) -> None:
     """Every entry is in one part, of about the same size each; queries that visit no cell of a part find nothing there."""
-    folder = built(stored(tmp_path), 1, "Cells16", metric)[0].folder
-    whole, cells = IVFSearch(folder, metric, 3), Cells(folder, metric, 3)
+    index = built(stored(tmp_path), 1, "Cells16", metric)[0]
+    whole, cells = IVFSearch(index.folder, metric, 3), Cells(index.folder, metric, 3)
     for count in (2, 3, 99):
-        parts = split_cells(folder, count, metric)
+        parts = split_cells(index, count)
         assert len(parts) == min(count, 16) and [part.first for part in parts[1:]] == [part.last for part in parts[:-1]]
         searches = [part.search(3) for part in parts]
         sizes = [len(search.number) - 1 for search in searches]
@@ -248,14 +249,16 @@ def test_rescoring_reads_the_keys_of_some_queries_at_a_time(tmp_path: Path, monk
 
 def test_a_killed_part_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Complete parts are reused; the bytes are those of an unbroken build."""
-    store, fill = stored(tmp_path), IndexPart.fill
+    store, fill = stored(tmp_path), FaissBuilder.fill
     parts = split_into_parts(store, 3, folder_of(tmp_path / "killed"), "IVF16_SQ8", "ip")
-    monkeypatch.setattr(
-        IndexPart, "fill", lambda part, *arguments: fill(part, *arguments) if part.first < 2000 else broken().throw(SystemExit)
-    )
+
+    def killed_at_the_last(builder: FaissBuilder, keys: Keys, *arguments: Any) -> None:
+        fill(builder, keys, *arguments) if keys.first < 2000 else broken().throw(SystemExit)
+
+    monkeypatch.setattr(FaissBuilder, "fill", killed_at_the_last)
     with pytest.raises(SystemExit):
         build_parts(parts, tmp_path / "killed", Mock())
-    monkeypatch.setattr(IndexPart, "fill", fill)
+    monkeypatch.setattr(FaissBuilder, "fill", fill)
     modified = (parts[0].folder / "index.faiss").stat().st_mtime_ns
     build_parts(parts, tmp_path / "killed", bar := Mock())
     assert (parts[0].folder / "index.faiss").stat().st_mtime_ns == modified

@@ -14,8 +14,7 @@ from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory
 from trime.memory.in_batch import InBatch
 from trime.memory.visibility import Previous
-from trime.models.backbones.srupp.layers import srupp
-from trime.models.backbones.srupp.recurrence import Recurrence, by_steps, recurrence
+from trime.models.backbones.srupp import Recurrence, by_steps, recurrence, srupp
 from trime.models.backbones.stateful import StatefulBackbone
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.heads import Softmax
@@ -94,10 +93,9 @@ def test_the_compiled_kernels_are_the_steps(b: int, steps: int, d: int) -> None:
 def test_the_triton_kernels_are_the_steps(b: int, steps: int, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter where there is no CUDA device."""
     pytest.importorskip("triton", reason="pip install triton (it comes with torch for CUDA)")
-    from trime.models.backbones.srupp import kernel_cuda
-    from trime.models.backbones.srupp import recurrence as module
+    from trime.models.backbones import srupp, srupp_cuda
 
-    monkeypatch.setattr(module, "kernels", lambda u: kernel_cuda)
+    monkeypatch.setattr(srupp, "kernels", lambda u: srupp_cuda)
     check_kernels("triton", b, steps, d)
 
 

@@ -24,9 +24,8 @@ from trime.eviction.initial import Constant
 from trime.eviction.lru import LRU
 from trime.eviction.sink import Sink
 from trime.memory.bounded import BoundedMemory
-from trime.models.backbones.memorizing.key_index import IVFKeyIndex
-from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import AttentionConfig, memorizing_transformer
+from trime.models.backbones.kv_memory import IVFKeyIndex, KeyValueMemory
+from trime.models.backbones.memorizing import AttentionConfig, memorizing_transformer
 from trime.models.backbones.stateful import State, StatefulBackbone
 from trime.models.backbones.transformer_xl import transformer_xl
 from trime.models.layers.embeddings import PlainInput

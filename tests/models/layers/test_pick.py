@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.conftest import DEVICE
-from trime.models.layers import pick
-from trime.models.layers.pick import pick_logit
+from trime.models.layers import heads
+from trime.models.layers.heads import pick_logit
 
 
 @pytest.mark.parametrize("rows, width", [(1, 1), (3, 70), (2, 4096), (4, 5001)])
@@ -29,7 +29,7 @@ def test_the_triton_kernels_are_the_definition(
     weights = torch.randn(2, rows)
     results = []
     for kernels, of, device in [(None, torch.float64, "cpu"), (pick_cuda, dtype, DEVICE)]:
-        monkeypatch.setattr(pick, "kernels_for", lambda _, kernels=kernels: kernels)
+        monkeypatch.setattr(heads, "kernels_for", lambda _, kernels=kernels: kernels)
         own = logits.to(device, of).requires_grad_()
         parts = pick_logit(own, index.to(device))
         (torch.stack(parts) * weights.to(device)).sum().backward()

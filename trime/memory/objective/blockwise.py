@@ -17,24 +17,26 @@ that they decline.
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from trime.memory.objective import blockwise_cpu
-from trime.memory.objective.tiles import TargetAndTotal, Tile, TileKernels, Tiles
+from trime.memory.objective.tiles import TargetAndTotal, Tile, Tiles
 from trime.memory.similarity import as_inner_products
 from trime.memory.visibility import Visibility
 from trime.types import Bool, Contexts, Float, LogMass, Tensor
 
-BLOCK, CUDA_BLOCK = (
-    512,
-    6144,
-)  # rows and columns of a tile: fits the cache of a CPU, and little is computed that is masked; few launches on CUDA
+# Rows and columns of a tile: on a CPU they fit its cache, and little is computed that is masked; on CUDA launches are few.
+BLOCK, CUDA_BLOCK = 512, 6144
 
 
-def kernels_for(product: Tensor) -> TileKernels | None:
-    """Return the module of kernels for products of this device and type; None where the definition is used."""
+def kernels_for(product: Tensor) -> ModuleType | None:
+    """Return the module of kernels for products of this device and type; None where the definition is used.
+
+    Its ``add_masses`` and ``score_gradients`` do a tile's work, or decline it: then the definition computes this tile.
+    """
     if product.dtype != torch.float32 or not product.numel():
         return None
     if product.device.type == "cuda":

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 
-from trime.kernels.blocks import slices
 from trime.memory.visibility import Extent, Visibility
 from trime.types import Bool, Contexts, Float, Tensor, TokenPosition
 
@@ -40,31 +39,31 @@ class Tiles:
     def __iter__(self) -> Iterator[Tile]:
         for row in range(len(self.rows)):
             for column in range(row + 1 if self.symmetric else len(self.columns)):
-                sees_some = not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
-                if self.symmetric and column < row and self.sees_back(row, column):
+                seen = self.sees_some(row, column)
+                seen_back = self.symmetric and column < row and self.sees_some(column, row)
+                if seen and seen_back:
                     back = self.mask(column, row)
-                    if sees_some:
-                        yield Tile(
-                            self.rows[row],
-                            self.columns[column],
-                            self.mask(row, column),
-                            True,
-                            None if back is None else back.T.contiguous(),
-                        )
-                    else:
-                        yield Tile(self.rows[column], self.columns[row], back)
-                elif sees_some:
+                    back = None if back is None else back.T.contiguous()
+                    yield Tile(self.rows[row], self.columns[column], self.mask(row, column), True, back)
+                elif seen_back:
+                    yield Tile(self.rows[column], self.columns[row], self.mask(column, row))
+                elif seen:
                     yield Tile(self.rows[row], self.columns[column], self.mask(row, column))
 
-    def sees_back(self, row: int, column: int) -> bool:
-        """Return whether queries in the column's block see anything of the row's block."""
-        return not self.visibility.rules_out(self.row_extents[column], self.column_extents[row])
+    def sees_some(self, row: int, column: int) -> bool:
+        """Return whether a block of queries sees anything of a block of memory."""
+        return not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
 
     def mask(self, row: int, column: int) -> Bool[Tensor, "n m"] | None:
         """Return the mask of what a block of queries sees of a block of memory; None: everything."""
         if self.visibility.shows_all(self.row_extents[row], self.column_extents[column]):
             return None
         return self.visibility.sees(self.query.positions.take(self.rows[row]), self.memory.positions.take(self.columns[column]))
+
+
+def slices(length: int, block: int) -> list[slice]:
+    """Return consecutive slices of at most ``block`` elements."""
+    return [slice(start, min(start + block, length)) for start in range(0, length, block)]
 
 
 def extents(positions: TokenPosition, block: int) -> list[Extent]:
@@ -75,27 +74,3 @@ def extents(positions: TokenPosition, block: int) -> list[Extent]:
     row = torch.arange(count * block, device=positions.segment.device).clamp_(max=len(positions.segment) - 1)
     bounds = torch.stack(positions)[:, row].view(3, count, block).aminmax(dim=2)
     return [Extent(*zip(low, high, strict=True)) for low, high in torch.stack(bounds).permute(2, 0, 1).tolist()]
-
-
-@runtime_checkable
-class TileKernels(Protocol):
-    """Kernels for the tiles of one kind of device; where they decline a tile, it is computed by the definition.
-
-    ``product``: the inner products of the tile's rows and columns. Modules implement it: ``blockwise_cpu``, ``blockwise_cuda``.
-    """
-
-    def add_masses(self, target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Tile, tiles: Tiles) -> bool:
-        """Add a tile to the masses [t n] of all queries, in place; return False, with nothing added, to decline."""
-        ...
-
-    def score_gradients(
-        self,
-        masses: TargetAndTotal,
-        gradients: TargetAndTotal,
-        product: Tensor,
-        divisor: Tensor,
-        tile: Tile,
-        tiles: Tiles,
-    ) -> Tensor | None:
-        """Return the gradient [n m] of a tile's products, which may be overwritten; None to decline."""
-        ...

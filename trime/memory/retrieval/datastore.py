@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from trime.checks import check_choice, check_floats, check_number, check_object,
 from trime.choices import METRICS
 from trime.errors import UserError
 from trime.io import partial_of, write_tensors
-from trime.memory.objective.entries_cpu import entry_masses
-from trime.memory.retrieval.search import ExactSearch, Search, begin
+from trime.memory.objective.blockwise_cpu import entry_masses
+from trime.memory.retrieval.search import ExactSearch, Search
 from trime.memory.similarity import similarity
 from trime.types import Contexts, Float, Int, LogMass, Tensor
 
@@ -31,15 +31,12 @@ class Shards:
         self.paths = sorted(folder.glob("[0-9]*.safetensors"))
         if not self.paths:
             raise UserError(f"{folder} holds no shards: delete it and run stages encode and datastore")
-        self.files: list[Any] = [self.open_shard(path) for path in self.paths]
-
-    @staticmethod
-    def open_shard(path: Path) -> Any:
-        """Open a safetensors file."""
-        try:
-            return safe_open(path, "pt")
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is truncated or not a shard ({error}): delete its folder and run again") from None
+        self.files: list[Any] = []
+        for path in self.paths:
+            try:
+                self.files.append(safe_open(path, "pt"))
+            except (SafetensorError, OSError) as error:
+                raise UserError(f"{path} is truncated or not a shard ({error}): delete its folder and run again") from None
 
     def column(self, name: str) -> Tensor:
         """Return a column of all shards; UserError where they have none of this name."""
@@ -118,6 +115,10 @@ class Keys:
             if rows.start < rows.stop:
                 keys = file.get_slice("g")[rows]
                 yield (keys * file.get_slice("scale")[rows][:, None]).half() if self.scaled else keys
+
+    def by_shard(self) -> list[Keys]:
+        """Return the keys of each shard of the store."""
+        return [Keys(self.shards, first, last) for first, last in pairwise(self.starts.tolist())]
 
     def take(self, index: Int[Tensor, "n k"]) -> Float[Tensor, "n k d"]:
         """Return the stored keys of entries by their numbers in the whole store, in float32."""
@@ -228,34 +229,40 @@ class KNNMemory:
         return self.request(query)()
 
     def request(self, query: Contexts) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
-        """Return what returns ``entries``; where other processes search, they begin now."""
+        """Start the search and return a callable that waits for ``entries``.
+
+        Workers begin now; a search in this process begins when the callable is called.
+        """
         check_object("query", query, Contexts, "the query of a Window")
         if query.g.shape[1] != self.store.keys.width:
             raise UserError(f"queries have width {query.g.shape[1]}, and the datastore's keys {self.store.keys.width}")
         if not query.g.isfinite().all():
             raise UserError("queries hold NaN or infinity: see what computed them")
-        return partial(self.entries_from, query, begin(self.search, query.g, self.k))
+        wait = self.search.begin(query.g, self.k) if hasattr(self.search, "begin") else None
 
-    def entries_from(
-        self, query: Contexts, wait: Callable[[], tuple[Tensor, Tensor]]
-    ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Return the entries of which ``wait`` returns similarities and numbers."""
-        score, index = wait()
-        if not (score < math.inf).all():
-            raise UserError("similarities overflow: scale keys and queries down, or store float32 in an index that holds it")
-        index = index.cpu().clamp(min=0)  # missing entries have number -1 and similarity -inf
-        if self.rescore:
-            score = torch.where(score.isinf(), score, self.similarities(query.g, index))
-        if self.hide_own:
-            same_document = self.store.document[index].to(score.device) == query.positions.document[:, None]
-            score = score.masked_fill(same_document, -math.inf)
-        return score, self.store.token[index].long().to(score.device), index
+        def entries() -> tuple[Tensor, Tensor, Tensor]:
+            score, index = wait() if wait else self.search.nearest(query.g, self.k)
+            if not (score < math.inf).all():
+                raise UserError(
+                    "similarities overflow: scale keys and queries down, or store float32 in an index that holds it"
+                )
+            index = index.cpu().clamp(min=0)  # missing entries have number -1 and similarity -inf
+            if self.rescore:
+                score = torch.where(score.isinf(), score, self.similarities(query.g, index))
+            if self.hide_own:
+                same_document = self.store.document[index].to(score.device) == query.positions.document[:, None]
+                score = score.masked_fill(same_document, -math.inf)
+            return score, self.store.token[index].long().to(score.device), index
+
+        return entries
 
     def similarities(self, query: Float[Tensor, "n d"], index: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-        """Return the similarities of queries to stored keys, which are read for a part of the queries at a time."""
-        parts = zip(*(part.split(max(1, RESCORED // (self.k * self.store.keys.width))) for part in (query, index)), strict=True)
-        taken = ((some, self.store.keys.take(numbers).to(some)) for some, numbers in parts)
-        return torch.cat([similarity(some[:, None], keys, self.metric).squeeze(1) for some, keys in taken])
+        """Return the similarities of queries to stored keys, which are read for a few queries at a time."""
+        rows, result = max(1, RESCORED // (self.k * self.store.keys.width)), []
+        for some, numbers in zip(query.split(rows), index.split(rows), strict=True):
+            keys = self.store.keys.take(numbers).to(some)
+            result.append(similarity(some[:, None], keys, self.metric).squeeze(1))
+        return torch.cat(result)
 
 
 def check_k(k: int, entries: int) -> None:

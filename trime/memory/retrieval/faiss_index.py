@@ -14,7 +14,8 @@ import torch
 
 from trime.errors import UserError, install_command
 from trime.io import replacing
-from trime.memory.retrieval.search import TRAINING_POINTS_PER_CELL, Blocks, check_training_size, normalized_blocks
+from trime.memory.retrieval.datastore import Keys
+from trime.memory.retrieval.search import TRAINING_POINTS_PER_CELL, check_training_size, normalized_blocks
 from trime.memory.similarity import normalize_keys
 from trime.types import Float, Int, Tensor
 
@@ -48,7 +49,10 @@ class FaissSearch:
         if inverted is not None:
             inverted.nprobe = nprobe
         if device != "cpu":
-            self.index = to_cuda(self.index)
+            if not getattr(faiss, "get_num_gpus", lambda: 0)():  # faiss-cpu has no such function
+                remedy = f"{install_command('gpu')}, or index.device=cpu"
+                raise UserError(f"index.device=cuda needs a CUDA device and faiss-gpu: {remedy}")
+            self.index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, self.index)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         normalized = normalize_keys(query.float()) if self.metric == "cosine" else query.float()
@@ -57,66 +61,63 @@ class FaissSearch:
         return score.masked_fill(number < 0, -math.inf).to(query.device), number.to(query.device)
 
 
-def to_cuda(index: Any) -> Any:
-    """Return an index on the first CUDA device; UserError without a device or faiss-gpu."""
-    import faiss
+class FaissBuilder:
+    """An index of FAISS by its factory string, in which an underscore stands for a comma."""
 
-    if not getattr(faiss, "get_num_gpus", lambda: 0)():
-        raise UserError(f"index.device=cuda needs a CUDA device and faiss-gpu: {install_command('gpu')}, or index.device=cpu")
-    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
+    def __init__(self, factory: str):
+        self.factory = factory
 
+    def check(self, entries: int, width: int, metric: str) -> None:
+        create_index(entries, width, self.factory, metric)
 
-def train_faiss(blocks: Blocks, entries: int, width: int, factory: str, metric: str, file: Path) -> None:
-    """Write an empty index, trained on a sample of keys; an underscore in ``factory`` stands for a comma."""
-    if not file.exists():
-        save_index(train_index(normalized_blocks(blocks, metric), entries, width, factory, metric), file)
+    def train(self, keys: Keys, metric: str, folder: Path) -> Path:
+        """Write an empty index, trained on an even sample of the keys."""
+        import faiss
 
-
-def fill_faiss(blocks: Blocks, metric: str, trained: Path, file: Path, bar: Any) -> None:
-    """Fill a copy of the empty index; a killed run resumes after the keys that are already in ``file``."""
-    import faiss
-
-    blocks = normalized_blocks(blocks, metric)
-    index = faiss.read_index(str(file if file.exists() else trained))
-    bar.update(index.ntotal)
-    saved, passed = index.ntotal, 0
-    for keys in blocks():
-        fresh = keys[max(0, index.ntotal - passed) :]
-        passed += len(keys)
-        if len(fresh):
+        file = folder / "learned.faiss"
+        if file.exists():
+            return file
+        index = create_index(len(keys), keys.width, self.factory, metric)
+        if not index.is_trained:
+            inverted = faiss.try_extract_index_ivf(index)
+            if inverted is not None:
+                inverted.cp.max_points_per_centroid = TRAINING_POINTS_PER_CELL
+            step = max(1, len(keys) // (max(centroid_count(index), 1024) * TRAINING_POINTS_PER_CELL))
+            sample = torch.cat([block[::step].float() for block in normalized_blocks(keys.blocks, metric)()]).numpy()
             with faiss_errors():
-                index.add(fresh.float().numpy())
-            bar.update(len(fresh))
-        if index.ntotal - saved >= SAVED_EVERY:
-            save_index(index, file)
-            saved = index.ntotal
-    if index.ntotal > saved or not file.exists():
+                if metric != "l2" and isinstance(index, faiss.IndexPreTransform):
+                    transform = faiss.downcast_VectorTransform(index.chain.at(0))  # type: ignore[attr-defined]
+                    if isinstance(transform, faiss.PCAMatrix):
+                        # PCA subtracts the mean, which would change inner products. That of keys and their negatives is 0,
+                        # and their covariance is the second moment of the keys.
+                        transform.train(np.concatenate([sample, -sample]))
+                index.train(sample)
         save_index(index, file)
+        return file
 
+    def fill(self, keys: Keys, metric: str, trained: Path, folder: Path, bar: Any) -> None:
+        """Fill a copy of the empty index; a killed run resumes after the keys that the file has already."""
+        import faiss
 
-def train_index(blocks: Blocks, entries: int, width: int, factory: str, metric: str) -> Any:
-    """Return an empty index, trained so that it can be filled."""
-    index = create_index(entries, width, factory, metric)
-    if not index.is_trained:
-        sample = training_sample(blocks, entries, index).numpy()
-        with faiss_errors():
-            if metric != "l2":
-                train_uncentred(index, sample)
-            index.train(sample)
-    return index
+        file = folder / "index.faiss"
+        index = faiss.read_index(str(file if file.exists() else trained))
+        bar.update(index.ntotal)
+        saved, passed = index.ntotal, 0
+        for block in normalized_blocks(keys.blocks, metric)():
+            fresh = block[max(0, index.ntotal - passed) :]
+            passed += len(block)
+            if len(fresh):
+                with faiss_errors():
+                    index.add(fresh.float().numpy())
+                bar.update(len(fresh))
+            if index.ntotal - saved >= SAVED_EVERY:
+                save_index(index, file)
+                saved = index.ntotal
+        if index.ntotal > saved or not file.exists():
+            save_index(index, file)
 
-
-def train_uncentred(index: Any, sample: np.ndarray) -> None:
-    """Train the PCA of an index, if it has one, so that it subtracts no mean: that would change inner products.
-
-    The mean of the keys and their negatives is 0, and their covariance the second moment of the keys.
-    """
-    import faiss
-
-    if isinstance(index, faiss.IndexPreTransform):
-        transform = faiss.downcast_VectorTransform(index.chain.at(0))  # type: ignore[attr-defined]
-        if isinstance(transform, faiss.PCAMatrix):
-            transform.train(np.concatenate([sample, -sample]))
+    def open(self, folder: Path, metric: str, nprobe: int, device: str) -> FaissSearch:
+        return FaissSearch(folder / "index.faiss", metric, nprobe, device)
 
 
 def create_index(entries: int, width: int, factory: str, metric: str) -> Any:
@@ -158,14 +159,3 @@ def save_index(index: Any, file: Path) -> None:
 
     with replacing(file) as partial:
         faiss.write_index(index, str(partial))
-
-
-def training_sample(blocks: Blocks, entries: int, index: Any) -> Float[Tensor, "n d"]:
-    """Return an even sample of keys, large enough for the number of cells."""
-    import faiss
-
-    inverted = faiss.try_extract_index_ivf(index)
-    if inverted is not None:
-        inverted.cp.max_points_per_centroid = TRAINING_POINTS_PER_CELL
-    step = max(1, entries // (max(centroid_count(index), 1024) * TRAINING_POINTS_PER_CELL))
-    return torch.cat([keys[::step].float() for keys in blocks()])

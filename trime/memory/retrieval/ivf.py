@@ -6,9 +6,8 @@ which keys are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 from trime.errors import UserError
 from trime.io import write_array, write_tensors
-from trime.memory.retrieval.search import Blocks, normalized_blocks
+from trime.memory.retrieval.datastore import Keys
+from trime.memory.retrieval.search import Blocks, check_training_size, normalized_blocks
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.memory.similarity import normalize_keys, similarity
 from trime.types import Float, Int, Tensor
@@ -97,13 +97,14 @@ class IVFSearch:
         low, high = torch.searchsorted(flat[order], torch.tensor(self.part)).tolist()
         order = order[low:high]
         cell, row = flat[order], order // visited.shape[1]
-        self.topk = self.topk if self.topk.fits(len(local), k) else StreamingTopK(len(local), k)
+        if (self.topk.k, len(self.topk.count)) != (k, len(local)):
+            self.topk = StreamingTopK(len(local), k)
         self.topk.reset()
         sizes = torch.from_numpy(np.diff(self.start))[cell]
         batch = (sizes.cumsum(0) - sizes) // SCORES
         for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
             self.score_pairs(local, cell[pairs], row[pairs])
-        score, slot = self.topk.best(ordered)
+        score, slot = self.topk.result(ordered)
         slot = slot.masked_fill_(slot < 0, len(self.number) - 1)
         number = self.number.index_select(0, slot.flatten()).view(slot.shape)
         if self.metric == "l2":
@@ -126,18 +127,15 @@ class IVFSearch:
         for number, count, (begin, rows, columns) in zip(numbers, counts, blocks, strict=True):
             queries = query[row[torch.arange(first, first + rows).clamp(max=first + count - 1)]]
             keys = self.key[self.start[number] : self.start[number] + columns].float()
-            self.write_similarities(queries, keys, self.flat[begin : begin + rows * columns].view(rows, columns))
+            out = self.flat[begin : begin + rows * columns].view(rows, columns)
+            if self.metric == "l2":  # without |query|^2, which is the same for all keys
+                torch.addmm(keys.square().sum(1)[None], queries, keys.T, beta=-1, alpha=2, out=out)
+            else:
+                torch.mm(queries, keys.T, out=out)
             first += count
         order = row.argsort(stable=True)
         edges = torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(row, minlength=len(query)).cumsum(0)])
         self.topk.add_tiles(self.flat, edges, offset[order], cell[order], self.slot)
-
-    def write_similarities(self, query: Float[Tensor, "q d"], key: Float[Tensor, "m d"], out: Float[Tensor, "q m"]) -> None:
-        """Write similarities to ``out``, without the term that is the same for all keys of a query."""
-        if self.metric == "l2":
-            torch.addmm(key.square().sum(1)[None], query, key.T, beta=-1, alpha=2, out=out)
-        else:
-            torch.mm(query, key.T, out=out)
 
 
 def round_up(size: int, step: int) -> int:
@@ -146,55 +144,64 @@ def round_up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def train_ivf(blocks: Blocks, entries: int, width: int, cells: int, metric: str, file: Path) -> None:
-    """Train centroids by k-means and save them to ``file``, unless they are there."""
-    load_or_make(file, lambda: train_centroids(normalized_blocks(blocks, metric), entries, width, cells, metric))
+class IVFBuilder:
+    """Keys sorted by cell (``Cells…``)."""
+
+    def __init__(self, cells: int):
+        self.cells = cells
+
+    def check(self, entries: int, width: int, metric: str) -> None:
+        check_training_size(f"Cells{self.cells}", self.cells, entries)
+
+    def train(self, keys: Keys, metric: str, folder: Path) -> Path:
+        """Write centroids by FAISS's k-means on an even sample of keys; of length 1 for inner products and cosine."""
+        import faiss
+
+        file = folder / CENTROIDS
+        if not file.exists():
+            step, spherical = max(1, len(keys) // (self.cells * SAMPLE)), metric != "l2"
+            sample = torch.cat([block[::step].float() for block in normalized_blocks(keys.blocks, metric)()])
+            kmeans = faiss.Kmeans(
+                keys.width, self.cells, niter=STEPS, seed=0, spherical=spherical, max_points_per_centroid=SAMPLE
+            )
+            kmeans.train(sample.numpy())
+            write_array(file, np.asarray(kmeans.centroids))
+        return file
+
+    def fill(self, keys: Keys, metric: str, trained: Path, folder: Path, bar: Any) -> None:
+        """Assign keys to their nearest centroids and sort them by cell; a killed run resumes at its last block."""
+        if (folder / CELLS).exists():  # it is written last
+            bar.update(len(keys))
+        else:
+            blocks, centroid, assigned = normalized_blocks(keys.blocks, metric), np.load(trained), []
+            for number, block in enumerate(blocks()):
+                file = cells_file(folder, number)
+                if not file.exists():
+                    write_array(file, nearest_centroid(block, centroid, metric))
+                assigned.append(np.load(file))
+                bar.update(len(block))
+            cell = np.concatenate(assigned)
+            order = np.argsort(cell, kind="stable")
+            sort_keys(blocks, order, centroid.shape[1], folder / KEYS)
+            start = np.concatenate([[0], np.bincount(cell, minlength=len(centroid)).cumsum()])
+            columns = {"centroid": centroid, "start": start, "number": order}
+            write_tensors(folder / CELLS, {name: torch.from_numpy(column) for name, column in columns.items()})
+        for file in folder.glob("part-*.npy"):
+            file.unlink()
+
+    def open(self, folder: Path, metric: str, nprobe: int, device: str) -> IVFSearch:
+        return IVFSearch(folder, metric, nprobe)
 
 
-def fill_ivf(blocks: Blocks, metric: str, trained: Path, folder: Path, bar: Any) -> None:
-    """Assign keys to their nearest centroids and sort them by cell; a killed run resumes at its last block."""
-    blocks = normalized_blocks(blocks, metric)
-    centroid, assigned = np.load(trained), []
-    for block, keys in enumerate(blocks()):
-        assigned.append(load_or_make(cells_file(folder, block), partial(nearest_centroid, keys, centroid, metric)))
-        bar.update(len(keys))
-    cell = np.concatenate(assigned)
-    number = np.argsort(cell, kind="stable")
-    sort_keys(blocks, number, centroid.shape[1], folder / KEYS)
-    start = np.concatenate([[0], np.bincount(cell, minlength=len(centroid)).cumsum()])
-    parts = {"centroid": torch.from_numpy(centroid), "start": torch.from_numpy(start), "number": torch.from_numpy(number)}
-    write_tensors(folder / CELLS, parts)
-    for file in folder.glob("part-*.npy"):
-        file.unlink()
-
-
-def assign_cells(blocks: Blocks, metric: str, trained: Path, file: Path) -> None:
-    """Write the cell of each key of a single block."""
-    (keys,) = normalized_blocks(blocks, metric)()
-    write_array(file, nearest_centroid(keys, np.load(trained), metric))
+def assign_cells(keys: Keys, metric: str, trained: Path, file: Path) -> None:
+    """Write the cell of each key of a single block, for a worker that shares this work with others."""
+    (block,) = normalized_blocks(keys.blocks, metric)()
+    write_array(file, nearest_centroid(block, np.load(trained), metric))
 
 
 def cells_file(folder: Path, number: int) -> Path:
     """Return the file with the cells of a block of keys, until the keys are sorted by them."""
     return folder / f"part-{number:05d}.npy"
-
-
-def load_or_make(file: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return the array in a file, where a killed run may have left it; otherwise make and save it."""
-    if not file.exists():
-        write_array(file, make())
-    return np.load(file)
-
-
-def train_centroids(blocks: Blocks, entries: int, width: int, cells: int, metric: str) -> np.ndarray:
-    """Return centroids by FAISS's k-means on an even sample of keys; of length 1 for inner products and cosine."""
-    import faiss
-
-    step = max(1, entries // (cells * SAMPLE))
-    sample = torch.cat([keys[::step].float() for keys in blocks()])
-    kmeans = faiss.Kmeans(width, cells, niter=STEPS, seed=0, spherical=metric != "l2", max_points_per_centroid=SAMPLE)
-    kmeans.train(sample.numpy())
-    return np.asarray(kmeans.centroids)
 
 
 def nearest_centroid(keys: Float[Tensor, "m d"], centroid: np.ndarray, metric: str) -> np.ndarray:

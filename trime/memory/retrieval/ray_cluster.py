@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, cycle
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,9 +19,9 @@ from trime.choices import THREADS
 from trime.errors import UserError
 from trime.kernels.cpu import prepare_cpu
 from trime.memory.retrieval.faiss_index import use_threads
+from trime.memory.retrieval.index import IndexPart
 from trime.memory.retrieval.ivf import Cells, IVFSearch
-from trime.memory.retrieval.search import Search, combined_kind, merge_results
-from trime.memory.retrieval.sharded import CellsPart, IndexPart
+from trime.memory.retrieval.search import Search, merge_results
 from trime.types import Float, Int, Tensor
 
 CONNECTING = 10  # seconds to wait for an address to answer
@@ -31,20 +30,10 @@ STARTING = 600  # seconds to wait for workers to start
 QUERIES = 4096  # in a batch: workers search the next batch while the results of the last are sent and merged
 
 
-Part = IndexPart | CellsPart
-
-
-class Request(NamedTuple):
-    """Queries [n d] as NumPy arrays, and the cells that they visit [n p] if the search is divided by cells."""
-
-    query: Any
-    visited: Any = None
-
-
 class RayWorker:
     """A Ray actor that searches one part, on ``cores`` cores or on its own device."""
 
-    def __init__(self, part: Part, nprobe: int, device: str, cores: int):
+    def __init__(self, part: IndexPart, nprobe: int, device: str, cores: int):
         self.part, self.nprobe, self.device = part, nprobe, device
         if device == "cpu":  # it sets the precision of matrix products, which would hold for a GPU, too
             prepare_cpu()
@@ -53,10 +42,11 @@ class RayWorker:
     @cached_property
     def search(self) -> Search:
         """Open the part at the first call, so that an error is raised in the result of that call."""
-        for folder in self.part.folders:
+        part = self.part
+        for folder in [part.folder] if part.by_cells else [part.store, *[part.folder] * bool(part.factory)]:
             if not folder.is_dir():
                 raise UserError(f"{folder} is not on the disk of a worker: all machines must see paths.outputs under one path")
-        return self.part.search(self.nprobe, self.device)
+        return part.search(self.nprobe, self.device)
 
     def kind(self) -> str:
         """Return ``exact`` or ``approximate``."""
@@ -66,18 +56,17 @@ class RayWorker:
         """Return the process id of the worker."""
         return os.getpid()
 
-    def nearest(self, request: Request, k: int) -> tuple[Any, Any]:
-        """Return similarities and numbers as NumPy arrays; of a part by rows, numbers are counted from the part's first.
+    def nearest(self, request: tuple[Any, Any], k: int) -> tuple[Any, Any]:
+        """Return similarities and numbers as NumPy arrays, in no order, since those of all parts are merged.
 
-        They are in no order, since those of all parts are merged.
+        ``request`` has queries [n d] and, where parts are cells, the cells that they visit [n p], as NumPy arrays. Otherwise
+        numbers are counted from the part's first entry.
         """
-        query, search = torch.tensor(request.query), self.search
-        if request.visited is None:
-            score, number = search.nearest(query.to(self.device), k)
-        else:
-            assert isinstance(search, IVFSearch)
-            score, number = search.nearest_in(query, torch.tensor(request.visited).long(), k, ordered=False)
+        query, search = torch.tensor(request[0]), self.search
+        if isinstance(search, IVFSearch) and request[1] is not None:
+            score, number = search.nearest_in(query, torch.tensor(request[1]).long(), k, ordered=False)
             return score.numpy(), number.numpy()
+        score, number = search.nearest(query.to(self.device), k)
         return score.cpu().numpy(), number.int().cpu().numpy()  # numbers within a part are below 2^31
 
 
@@ -90,7 +79,7 @@ class RaySearch:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[IndexPart],
         nprobe: int,
         device: str,
         address: str | None,
@@ -104,42 +93,36 @@ class RaySearch:
         threads = {"env_vars": dict.fromkeys(THREADS, str(cores))}  # more than its cores would wait for one another
         restarts = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
         actor = self.ray.remote(RayWorker).options(**resources, **restarts, runtime_env=threads)
-        sent = [part.with_folders(Path.absolute) for part in parts]
+        # Workers have another working directory.
+        sent = [part._replace(store=part.store.absolute(), folder=part.folder.absolute()) for part in parts]
         whole = [[actor.remote(part, nprobe, device, cores) for part in sent] for _ in range(replicas)]
         self.workers, self.turns = [*chain(*whole)], cycle(whole)
-        self.firsts = [part.first if isinstance(part, IndexPart) else 0 for part in parts]
-        by_cells = isinstance(parts[0], CellsPart)
-        self.cells = Cells(parts[0].folder, parts[0].metric, nprobe) if by_cells else None
+        self.firsts = [0 if part.by_cells else part.first for part in parts]
+        self.cells = Cells(parts[0].folder, parts[0].metric, nprobe) if parts[0].by_cells else None
         self.results([worker.process.remote() for worker in self.workers], STARTING)
-        self.kind = combined_kind(self.results([worker.kind.remote() for worker in self.workers]))  # may copy parts for hours
+        kinds = {*self.results([worker.kind.remote() for worker in self.workers])}  # large parts take long to open
+        self.kind = "exact" if kinds == {"exact"} else "approximate"
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         return self.begin(query, k)()
 
     def begin(self, query: Float[Tensor, "n d"], k: int) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Begin a search and return what waits for its results."""
-        batches = [self.ray.put(self.request(part)) for part in query.split(QUERIES)]
-        pending = [[worker.nearest.remote(batch, k) for worker in next(self.turns)] for batch in batches]
-        return partial(self.collect, pending, k, query.device)
+        """Start a search and return a callable that waits for its results."""
+        pending = []
+        for batch in query.split(QUERIES):
+            queries, visited = (batch.float().cpu(), None) if self.cells is None else self.cells.visited(batch)
+            sent = self.ray.put((queries.numpy(), None if visited is None else visited.int().numpy()))
+            pending.append([worker.nearest.remote(sent, k) for worker in next(self.turns)])
 
-    def collect(
-        self, pending: list[list[Any]], k: int, device: torch.device
-    ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Wait for the results of all workers and batches, and merge them."""
-        scores, numbers = [], []
-        for futures in pending:
-            results = [(torch.tensor(score), torch.tensor(number)) for score, number in self.results(futures)]
-            score, number = merge_results(results, self.firsts, k)
-            scores.append(score)
-            numbers.append(number)
-        return torch.cat(scores).to(device), torch.cat(numbers).to(device)
+        def wait() -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+            found = []
+            for futures in pending:
+                results = [(torch.tensor(score), torch.tensor(number)) for score, number in self.results(futures)]
+                found.append(merge_results(results, self.firsts, k))
+            scores, numbers = zip(*found, strict=True)
+            return torch.cat(scores).to(query.device), torch.cat(numbers).to(query.device)
 
-    def request(self, query: Float[Tensor, "n d"]) -> Request:
-        """Return what workers are asked for some queries."""
-        if self.cells is None:
-            return Request(query.float().cpu().numpy())
-        local, visited = self.cells.visited(query)
-        return Request(local.numpy(), visited.int().numpy())
+        return wait
 
     def results(self, futures: list[Any], seconds: float | None = None) -> list[Any]:
         """Wait for the workers' results; UserError if one of them failed."""
@@ -171,7 +154,7 @@ open_searches: dict[tuple[Any, ...], RaySearch] = {}  # the one opened last, if 
 
 
 def open_ray_search(
-    parts: Sequence[Part], nprobe: int, device: str, address: str | None, cores: int, replicas: int
+    parts: Sequence[IndexPart], nprobe: int, device: str, address: str | None, cores: int, replicas: int
 ) -> RaySearch:
     """Return the search of an index; if it is the one opened last, its workers are used again, else those are stopped."""
     key = (*parts, nprobe, device, address, cores, replicas)

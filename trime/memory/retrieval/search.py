@@ -1,10 +1,9 @@
-"""Nearest-neighbour search over keys: the interface, exact search in blocks, and searches over parts."""
+"""Nearest-neighbour search over keys: the interface, exact search in blocks, and searches over parts of the keys."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -31,20 +30,6 @@ class Search(Protocol):
         ...
 
 
-@runtime_checkable
-class BackgroundSearch(Search, Protocol):
-    """A search by other processes."""
-
-    def begin(self, query: Float[Tensor, "n d"], k: int) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Begin a search and return what waits for its results, which are those of ``nearest``."""
-        ...
-
-
-def begin(search: Search, query: Float[Tensor, "n d"], k: int) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Return what returns ``nearest``; a search in this process begins when it is called."""
-    return search.begin(query, k) if isinstance(search, BackgroundSearch) else partial(search.nearest, query, k)
-
-
 class ExactSearch:
     """Search that compares every key, in O(N d) for each query, one block of similarities at a time.
 
@@ -58,24 +43,20 @@ class ExactSearch:
         self.cached: list[Tensor] = []
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        return (self.search_cpu if query.device.type == "cpu" else self.search_device)(query.float(), k)
-
-    def search_cpu(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        topk, start = StreamingTopK(len(query), k), 0
-        for shard in self.blocks():
-            for keys in shard.split(self.rows):
-                topk.add(similarity(query, keys.float(), self.metric), start)
-                start += len(keys)
-        return topk.result()
-
-    def search_device(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        query, start = query.float(), 0
+        if query.device.type == "cpu":
+            topk = StreamingTopK(len(query), k)
+            for shard in self.blocks():
+                for keys in shard.split(self.rows):
+                    topk.add(similarity(query, keys.float(), self.metric), start)
+                    start += len(keys)
+            score, number = topk.result()
+            return score, number.long()
         best = query.new_full((len(query), k), -math.inf)
         index = torch.full((len(query), k), -1, dtype=torch.long, device=query.device)
-        start = 0
         for shard in self.blocks_on(query.device):
             for keys in shard.split(4 * self.rows):
-                scores = similarity(query, keys.float(), self.metric)
-                top, where = scores.topk(min(k, len(keys)), dim=1)
+                top, where = similarity(query, keys.float(), self.metric).topk(min(k, len(keys)), dim=1)
                 best, chosen = torch.cat([best, top], 1).topk(k, dim=1)
                 index = torch.cat([index, where + start], 1).gather(1, chosen)
                 start += len(keys)
@@ -88,7 +69,8 @@ class ExactSearch:
                 yield self.cached[number]
                 continue
             block = keys.to(device)
-            if len(self.cached) == number and free_bytes(device) > RESERVE:
+            free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+            if len(self.cached) == number and free > RESERVE:
                 self.cached.append(block)
             yield block
 
@@ -99,17 +81,12 @@ def recall_of(exact: Int[Tensor, "n k"], found: Int[Tensor, "n k"]) -> float:
     return round(hits / exact.numel(), 4)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return the free memory of a CUDA device in bytes; 0 for other devices."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-
-
 class ShardedSearch:
     """A search over all parts of the keys: the K best of the K best of each part."""
 
     def __init__(self, searches: list[Search], firsts: list[int]):
         self.searches, self.firsts = searches, firsts
-        self.kind = combined_kind([search.kind for search in searches])
+        self.kind = "exact" if {search.kind for search in searches} == {"exact"} else "approximate"
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         return merge_results([search.nearest(query, k) for search in self.searches], self.firsts, k)
@@ -128,11 +105,6 @@ def merge_results(
         return best, numbers.long()
     best, chosen = score.transpose(0, 1).flatten(1).topk(k, 1)
     return best, number.transpose(0, 1).flatten(1).gather(1, chosen).long()
-
-
-def combined_kind(kinds: list[str]) -> str:
-    """Return ``exact`` if all parts are exact, else ``approximate``."""
-    return "exact" if {*kinds} == {"exact"} else "approximate"
 
 
 class CachedSearch:

@@ -32,10 +32,6 @@ class StreamingTopK:
         """Remove all candidates; reused memory is cheaper than new memory."""
         self.count[:], self.threshold[:] = 0, -np.inf
 
-    def fits(self, queries: int, k: int) -> bool:
-        """Return whether the buffers are of the size for these queries and k."""
-        return self.k == k and len(self.count) == queries
-
     def add(self, scores: Float[Tensor, "n m"], first: int) -> None:
         """Add the scores of candidates ``first``, ``first`` + 1, and so on."""
         run_kernel(add_rows, scores.contiguous(), first, self.k, self.score, self.index, self.count, self.threshold)
@@ -54,13 +50,11 @@ class StreamingTopK:
         """
         run_kernel(add_cells, flat, edges, offset, cell, start, self.k, self.score, self.index, self.count, self.threshold)
 
-    def result(self) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Return the scores and indices of the K largest, the largest first; (-inf, -1) where there are fewer."""
-        score, index = self.best()
-        return score, index.long()
+    def result(self, ordered: bool = True) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        """Return the scores and 32-bit indices of the K largest; (-inf, -1) where there are fewer.
 
-    def best(self, ordered: bool = True) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Return the same with indices of 32 bits; without ``ordered`` in no order, which takes half as long."""
+        The largest comes first; without ``ordered`` they are in no order, which takes half as long.
+        """
         score, index = torch.empty(len(self.count), self.k), torch.empty(len(self.count), self.k, dtype=torch.int32)
         run_kernel(finish, self.k, self.score, self.index, self.count, score, index, ordered)
         return score, index

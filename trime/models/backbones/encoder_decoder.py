@@ -171,13 +171,6 @@ class EncoderDecoder(nn.Module):
             None if source_vocabulary is None else PlainInput(source_vocabulary, width, embedding.table.padding_idx)
         )
 
-    def initial_state(self, rows: int) -> None:
-        """Return None: there is no state."""
-
-    def training_metrics(self) -> dict[str, Tensor]:
-        """Return no metrics."""
-        return {}
-
     def embed(self, table: PlainInput, tokens: Int[Tensor, "b l"], first: int = 0) -> Float[Tensor, "b l d"]:
         """Return embeddings with positions from ``first`` on; UserError where ``positions`` are exceeded."""
         length = first + tokens.shape[1]

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from trime.models.attention_trace import AttentionTrace
-from trime.models.layers.attention import feed_forward
+from trime.memory.bounded import BoundedMemory, MemoryState, take_slots
+from trime.models.layers.attention import AttentionTrace, feed_forward
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
-from trime.types import Bool, Encoding, Float, Int, Tensor
+from trime.types import AttentionBlock, Bool, Encoding, Float, Int, Tensor
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """The part of a layer that has a state: nested tuples of tensors, rows first."""
+    """A layer with a state, or its attention: nested tuples of tensors, rows first."""
 
     attention_traces: list[AttentionTrace] | None  # the last query's attention to the state; None: not recorded
 
@@ -30,54 +30,27 @@ class Stateful(Protocol):
         """Return the state with the chosen rows cleared."""
 
     def training_metrics(self) -> dict[str, Tensor]:
-        """Return what the layer reports of itself in training."""
-
-
-@runtime_checkable
-class StatefulAttention(Stateful, Protocol):
-    """Attention within a segment and to the state."""
-
-    def __call__(self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Any]:
-        """Return attended values [b l d], and the new state."""
-
-
-@runtime_checkable
-class StatefulLayer(Protocol):
-    """A layer of a stateful backbone."""
-
-    width: int  # of the layer's g
-
-    @property
-    def stateful_module(self) -> Stateful:
-        """The part of the layer that has a state."""
-
-    def __call__(self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"]) -> tuple[Tensor, Tensor, Any]:
-        """Return the layer's output [b l d], its g [b l e], and the new state."""
-
-
-class LayerSizes(NamedTuple):
-    """Widths and dropout rates of a layer."""
-
-    width: int
-    inner: int
-    dropout: float = 0.0
-    inner_dropout: float = 0.0  # of attention weights and of the feed-forward block's ReLU outputs
+        """Return values to log in training, such as those of gates."""
 
 
 class StatefulTransformerLayer(nn.Module):
     """A pre-norm layer, as ``TransformerLayer``, whose attention has a state. The second norm's output is the layer's g."""
 
-    def __init__(self, attention: StatefulAttention, sizes: LayerSizes, norm: str = "layer", biases: bool = True):
+    def __init__(
+        self,
+        attention: Stateful,
+        width: int,
+        inner: int,
+        dropout: float = 0.0,
+        inner_dropout: float = 0.0,
+        norm: str = "layer",
+        biases: bool = True,
+    ):
         super().__init__()
-        self.attention_norm, self.ffn_norm = (NORMS[norm](sizes.width, eps=1e-6) for _ in range(2))
-        self.attention = attention
-        self.ffn = feed_forward(sizes.width, sizes.inner, sizes.inner_dropout, biases)
-        self.dropout, self.width = nn.Dropout(sizes.dropout), sizes.width
-
-    @property
-    def stateful_module(self) -> StatefulAttention:
-        """The layer's attention."""
-        return self.attention
+        self.attention_norm, self.ffn_norm = (NORMS[norm](width, eps=1e-6) for _ in range(2))
+        self.attention: Any = attention
+        self.ffn = feed_forward(width, inner, inner_dropout, biases)
+        self.dropout, self.width = nn.Dropout(dropout), width
 
     def forward(
         self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"]
@@ -107,22 +80,23 @@ class StatefulBackbone(nn.Module):
     def __init__(
         self,
         embedding: AdaptiveInput | PlainInput,
-        layers: Sequence[StatefulLayer],
+        layers: Sequence[nn.Module],
         positions: int,
         dropout: float,
         final_norm: nn.Module,
         scale: float | None = None,
     ):
         super().__init__()
-        self.embedding, self.positions, self.width = embedding, positions, layers[-1].width
+        self.embedding, self.positions, self.width = embedding, positions, int(layers[-1].width)  # type: ignore[arg-type]
         self.scale = math.sqrt(embedding.width) if scale is None else scale
         self.dropout, self.final_norm = nn.Dropout(dropout), final_norm
-        self.layers = nn.ModuleList(layers)  # type: ignore[arg-type]
+        self.layers = nn.ModuleList(layers)
 
     @property
     def attentions(self) -> list[Stateful]:
-        """The stateful part of each layer."""
-        return [layer.stateful_module for layer in self.layers]  # type: ignore[misc]
+        """The module of each layer that has a state: its attention, or all of an SRU++ layer."""
+        layers: list[Any] = list(self.layers)
+        return [getattr(layer, "attention", layer) for layer in layers]
 
     def initial_state(self, rows: int) -> State:
         """Return the state of rows that have read nothing."""
@@ -165,7 +139,7 @@ class StatefulBackbone(nn.Module):
         return [trace for attention in self.attentions for trace in attention.attention_traces or []]
 
     def training_metrics(self) -> dict[str, Tensor]:
-        """Return what the layers report of themselves, as ``layer0/NAME`` and so on."""
+        """Return the values that layers log, as ``layer0/NAME`` and so on."""
         metrics = ((number, attention.training_metrics()) for number, attention in enumerate(self.attentions))
         return {f"layer{number}/{name}": value for number, values in metrics for name, value in values.items()}
 
@@ -179,3 +153,48 @@ def refuse_padding(pad: int | None) -> None:
 def unsharded_zeros(weight: Tensor, *shape: int) -> Tensor:
     """Return zeros with a weight's device and type; ``weight.new_zeros`` would be sharded where the weight is (FSDP)."""
     return torch.zeros(*shape, dtype=weight.dtype, device=weight.device)
+
+
+class CacheAndSegment(NamedTuple):
+    """The states that a segment attends to: the cache by position, empty slots first, and then the segment itself."""
+
+    states: Float[Tensor, "b k d"]
+    position: Int[Tensor, "b k"]
+    slot: Int[Tensor, "b m"]  # the cache's slots in this order
+
+    def visible(self, position: Int[Tensor, "b l"]) -> Bool[Tensor, "b 1 l k"]:
+        """Return the causal mask: no later states, and no empty slots."""
+        return ((self.position[:, None] <= position[:, :, None]) & (self.position >= 0)[:, None])[:, None]
+
+    def attention_trace(self, weight: Float[Tensor, "b h l k"]) -> AttentionTrace:
+        """Return the last query's attention to the cache."""
+        size = self.slot.shape[1]
+        return AttentionTrace(weight[:, :, -1, :size].mean(1), self.position[:, :size])
+
+
+def concat_cache(state: MemoryState, x: Float[Tensor, "b l d"], position: Int[Tensor, "b l"]) -> CacheAndSegment:
+    """Return the cache followed by the segment."""
+    slot = state.ranking.position.argsort(1)
+    states = torch.cat([take_slots(state.columns[0], slot), x], 1)
+    return CacheAndSegment(states, torch.cat([state.ranking.position.gather(1, slot), position], 1), slot)
+
+
+def update_cache(
+    cache: BoundedMemory,
+    state: MemoryState,
+    x: Float[Tensor, "b l d"],
+    position: Int[Tensor, "b l"],
+    logits: Tensor | None,
+    slot: Tensor,
+) -> MemoryState:
+    """Return the cache after inserting the segment, detached.
+
+    ``logits`` [b h l k] update the scores of an eviction policy that goes by attention.
+    """
+    policy, size = cache.policy, slot.shape[1]
+    if policy.uses_attention and logits is not None:
+        score = torch.full_like(logits[..., :size], -torch.inf)
+        score = score.scatter(-1, slot[:, None, None].expand_as(score), logits[..., :size].detach())
+        summary = policy.observe(policy.begin(state.ranking), AttentionBlock(score, position))
+        state = state._replace(ranking=policy.finalize(state.ranking, summary))
+    return cache.update(state, (x.detach(),), position)

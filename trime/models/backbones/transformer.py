@@ -68,13 +68,6 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(TransformerLayer(width, heads, inner, dropout, inner_dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
 
-    def initial_state(self, rows: int) -> None:
-        """Return None: there is no state."""
-
-    def training_metrics(self) -> dict[str, Tensor]:
-        """Return no metrics."""
-        return {}
-
     def forward(
         self, tokens: Int[Tensor, "b l"], state: None = None, fresh: Bool[Tensor, " b"] | None = None
     ) -> tuple[Encoding, None]:

@@ -1,7 +1,7 @@
 """Transformer-XL (Dai et al. 2019): relative positions, and in every layer a cache of the previous segments' hidden states.
 
-The cache is a bounded memory: with first-in-first-out eviction it is the published one, with another policy it keeps what
-attention asks for. Deviation: norms stand before the blocks, as in all backbones of this package.
+The cache is a bounded memory: with first-in-first-out eviction it is the published one, with another policy it keeps the
+states that attention asks for. Deviation: norms stand before the blocks, as in all backbones of this package.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.models.attention_trace import AttentionTrace
-from trime.models.backbones.segment_cache import concat_cache, update_cache
 from trime.models.backbones.stateful import (
-    LayerSizes,
     StatefulBackbone,
     StatefulTransformerLayer,
+    concat_cache,
     refuse_padding,
     unsharded_zeros,
+    update_cache,
 )
-from trime.models.layers.attention import head_width, split_heads
+from trime.models.layers.attention import AttentionTrace, head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
 from trime.types import Bool, Float, Int, Tensor
 
@@ -68,7 +67,8 @@ class RelativeAttention(nn.Module):
         key, value = split_heads(self.kv_proj(context.states), 2, self.heads)
         (query,) = split_heads(self.q_proj(x), 1, self.heads)
         logits = (query + self.content_bias) @ key.transpose(-1, -2)
-        logits = logits + self.distance_logits(query + self.position_bias, context.distance(position))
+        distance = position[:, :, None] - context.position[:, None]
+        logits = logits + self.distance_logits(query + self.position_bias, distance)
         logits = (logits / query.shape[-1] ** 0.5).masked_fill(~context.visible(position), -torch.inf)
         weight = logits.softmax(-1)
         if self.attention_traces is not None:
@@ -79,20 +79,15 @@ class RelativeAttention(nn.Module):
 
     def distance_logits(self, query: Float[Tensor, "b h q d"], distance: Int[Tensor, "b q k"]) -> Float[Tensor, "b h q k"]:
         """Return (q + v) W r. Where the cache is a window, all rows have the same distances, shifted: r is projected once."""
-        longest = len(self.sinusoids) - 1
-        if self.cache.policy.keeps_newest:
-            keys = distance.shape[2]
-            (projected,) = split_heads(self.r_proj(self.sinusoids[:keys].flip(0))[None], 1, self.heads)
-            return relative_shift(query @ projected.transpose(-1, -2))
-        (projected,) = split_heads(self.r_proj(self.sinusoids)[None], 1, self.heads)
-        index = distance.clamp(0, longest)[:, None].expand(-1, self.heads, -1, -1)
-        return (query @ projected.transpose(-1, -2)).gather(-1, index)
-
-
-def relative_shift(x: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
-    """Shift row i left by q - 1 - i, so that column j stands for the distance of query i to key j; the rest is masked."""
-    b, h, q, k = x.shape
-    return F.pad(x, (1, 0)).view(b, h, k + 1, q)[:, :, 1:].reshape(b, h, q, k)
+        newest, keys = self.cache.policy.keeps_newest, distance.shape[2]
+        r = self.sinusoids[:keys].flip(0) if newest else self.sinusoids
+        (projected,) = split_heads(self.r_proj(r)[None], 1, self.heads)
+        logits = query @ projected.transpose(-1, -2)
+        if not newest:
+            return logits.gather(-1, distance.clamp(0, len(r) - 1)[:, None].expand(-1, self.heads, -1, -1))
+        # Shift row i left by q - 1 - i, so that column j is the distance of query i to key j; the rest is masked.
+        b, h, q, k = logits.shape
+        return F.pad(logits, (1, 0)).view(b, h, k + 1, q)[:, :, 1:].reshape(b, h, q, k)
 
 
 def transformer_xl(
@@ -112,10 +107,9 @@ def transformer_xl(
     refuse_padding(pad)
     if memory.policy.keeps_newest:
         longest = max(longest, memory.size + positions)
-    sizes = LayerSizes(embedding.width, inner, dropout, inner_dropout)
-
-    def layer() -> StatefulTransformerLayer:
-        return StatefulTransformerLayer(RelativeAttention(sizes.width, heads, inner_dropout, memory, longest), sizes)
-
-    norm: Any = nn.LayerNorm(sizes.width) if final_norm else nn.Identity()
-    return StatefulBackbone(embedding, [layer() for _ in range(layers)], positions, dropout, norm)
+    built = []
+    for _ in range(layers):
+        attention = RelativeAttention(embedding.width, heads, inner_dropout, memory, longest)
+        built.append(StatefulTransformerLayer(attention, embedding.width, inner, dropout, inner_dropout))
+    norm: Any = nn.LayerNorm(embedding.width) if final_norm else nn.Identity()
+    return StatefulBackbone(embedding, built, positions, dropout, norm)

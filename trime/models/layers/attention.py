@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trime.types import Bool, Float, Tensor
+from trime.types import Bool, Float, Int, Tensor
 
 MATH_MAX_KEYS = 256  # keys up to which whole attention matrices are faster with oneDNN; their memory grows with L^2
 
@@ -17,7 +18,7 @@ MATH_MAX_KEYS = 256  # keys up to which whole attention matrices are faster with
 class CausalAttention(nn.Module):
     """Multi-head attention to a row's own and earlier positions (Vaswani et al. 2017).
 
-    Padding stands after a row's tokens, so that the causal mask hides it from every token; ``padding`` hides padding from
+    Padding follows a row's tokens, so that the causal mask hides it from every token; ``padding`` hides padding from
     itself as well.
     """
 
@@ -36,7 +37,12 @@ class CausalAttention(nn.Module):
         """Return attended values."""
         query, key, value = split_heads(self.qkv_proj(x), 3, self.heads)
         dropout = self.dropout if self.training else 0.0
-        mask = None if padding is None else causal_padding_mask(padding)
+        mask = None
+        if padding is not None:
+            length = padding.shape[1]
+            # The first position stays visible, so that no row of the softmax is empty.
+            hidden = padding & (torch.arange(length, device=padding.device) > 0)
+            mask = ~hidden[:, None, None] & hidden.new_ones(length, length).tril()
         attended = fused_attention(query, key, value, mask, dropout, causal=mask is None)
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
@@ -70,13 +76,6 @@ def head_width(width: int, heads: int) -> int:
     return width // heads
 
 
-def causal_padding_mask(padding: Bool[Tensor, "b l"]) -> Bool[Tensor, "b 1 l l"]:
-    """Return the causal mask without padding; the first position is always visible, so that no row is empty."""
-    length = padding.shape[1]
-    hidden = padding & (torch.arange(length, device=padding.device) > 0)
-    return ~hidden[:, None, None] & hidden.new_ones(length, length).tril()
-
-
 def feed_forward(width: int, inner: int, dropout: float, biases: bool = True) -> nn.Sequential:
     """Return the feed-forward block: linear, ReLU, dropout, linear."""
     up_proj, down_proj = nn.Linear(width, inner, bias=biases), nn.Linear(inner, width, bias=biases)
@@ -85,3 +84,30 @@ def feed_forward(width: int, inner: int, dropout: float, biases: bool = True) ->
         if biases:
             nn.init.zeros_(layer.bias)
     return nn.Sequential(up_proj, nn.ReLU(), nn.Dropout(dropout), down_proj)
+
+
+class AttentionTrace(NamedTuple):
+    """The attention of each row's last query to a memory, averaged over heads and layers, with the entries' positions.
+
+    Entries of several heads or layers stand one after another; position -1 marks an empty slot.
+    """
+
+    share: Float[Tensor, "b m"]
+    position: Int[Tensor, "b m"]
+
+    def top(self, count: int) -> list[tuple[float, int]]:
+        """Return (share, position) of the ``count`` positions with the largest shares in the first row."""
+        filled = self.position[0] >= 0
+        position, index = self.position[0][filled].unique(return_inverse=True)
+        total = self.share.new_zeros(len(position)).scatter_add(0, index, self.share[0][filled])
+        share, order = total.topk(min(count, len(position)))
+        return [pair for pair in zip(share.tolist(), position[order].tolist(), strict=True) if pair[0] > 0]
+
+
+def mean_trace(layers: list[AttentionTrace]) -> AttentionTrace | None:
+    """Return the mean over layers, or None where no layer has recorded its attention."""
+    if not layers:
+        return None
+    return AttentionTrace(
+        torch.cat([trace.share for trace in layers], 1) / len(layers), torch.cat([trace.position for trace in layers], 1)
+    )

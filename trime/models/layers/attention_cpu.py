@@ -68,12 +68,14 @@ def attend(
     other = (logits, ANY_POSITION) if far is None or reach.longest is None else (far, reach.longest)
     if top_k is None and q == 1 and far is None:
         return CPUAttention(attend_to_all(logits, query_position, key_position, value, reach), None)
+    attended = logits.new_empty(b, q, h, value.shape[3])
     seen = (*other, query_position.int(), key_position.int(), reach.causal, window)
     if top_k is None:
         weight = torch.empty_like(logits)
         run_kernel(softmax_kernel, logits, *seen, weight)
-        return CPUAttention(weighted_values(weight, value), None)
-    attended = logits.new_empty(b, q, h, value.shape[3])
+        for row, head in itertools.product(range(b), range(h)):  # a batched product would first copy the values
+            torch.mm(weight[row, head], value[row, :, head // (h // value.shape[2])], out=attended[row, :, head])
+        return CPUAttention(attended.transpose(1, 2), None)
     retrieved = torch.zeros_like(logits, dtype=torch.bool)
     run_kernel(topk_kernel, logits, *seen, value.contiguous(), top_k, attended, retrieved)
     return CPUAttention(attended.transpose(1, 2), retrieved)
@@ -86,7 +88,7 @@ def attend_to_all(
     value: Float[Tensor, "b m g d"],
     reach: Reach,
 ) -> Float[Tensor, "b h 1 d"]:
-    """Return what ``attend`` does for one query a row, which is soon done without a kernel of its own."""
+    """Return the values of ``attend`` for one query a row, for which starting a kernel would not pay."""
     if reach.sees_all:
         weight = logits.softmax(-1)
     else:
@@ -98,25 +100,14 @@ def attend_to_all(
         hidden = hidden[:, None, None]
         weight = logits.masked_fill_(hidden, -torch.inf).softmax(-1).masked_fill(hidden, 0.0)  # NaN where all are hidden
     grouped, values = weight.unflatten(1, (value.shape[2], -1)).squeeze(3), value.transpose(1, 2)
-    rows = [
-        of_row @ entries for of_row, entries in zip(grouped, values, strict=True)
-    ]  # of all rows at once it would copy values
+    # Row by row: a product of all rows at once would copy the values.
+    rows = [of_row @ entries for of_row, entries in zip(grouped, values, strict=True)]
     return torch.stack(rows).flatten(1, 2)[:, :, None]
-
-
-def weighted_values(weight: Float[Tensor, "b h q m"], value: Float[Tensor, "b m g d"]) -> Float[Tensor, "b h q d"]:
-    """Return the weighted sums of values, head by head, since a batched product would first copy the values."""
-    b, h, q, _ = weight.shape
-    shared = h // value.shape[2]
-    result = weight.new_empty(b, q, h, value.shape[3])
-    for row, head in itertools.product(range(b), range(h)):
-        torch.mm(weight[row, head], value[row, :, head // shared], out=result[row, :, head])
-    return result.transpose(1, 2)
 
 
 @numba_jit(parallel=True)
 def softmax_kernel(logits, far, longest, query_position, key_position, causal, window, weight):  # type: ignore[no-untyped-def]
-    """Hide in ``logits`` what a query may not see, and fill ``weight`` with the softmax, head by head."""
+    """Hide the entries in ``logits`` that a query may not see, and fill ``weight`` with the softmax, head by head."""
     b, h, q, m = logits.shape
     for item in prange(b * h):
         row, head = item // h, item % h
@@ -139,7 +130,7 @@ def softmax_kernel(logits, far, longest, query_position, key_position, causal, w
 def topk_kernel(  # type: ignore[no-untyped-def]
     logits, far, longest, query_position, key_position, causal, window, value, k, attended, retrieved
 ):
-    """Hide in ``logits`` what a query may not see, and fill ``attended`` and ``retrieved``, head by head."""
+    """Hide the entries in ``logits`` that a query may not see, and fill ``attended`` and ``retrieved``, head by head."""
     b, h, q, m = logits.shape
     shared, most = h // value.shape[2], min(2 * k, m)
     for item in prange(b * h):

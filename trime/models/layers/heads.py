@@ -7,14 +7,16 @@ Logits are computed block by block, and again in the backward pass, so that no [
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
-from trime.models.layers.pick import pick_logit
 from trime.types import Float, Int, LogMass, Tensor
 
 LOGITS_PER_BLOCK = 2**23  # logits in memory at a time on the CPU: 32 MiB in float32
@@ -83,13 +85,10 @@ class AdaptiveSoftmax(nn.Module):
         if len(self.bands) > 1:
             nn.init.xavier_uniform_(self.classes)
         self.tied, self.is_sharded = tied_projections, False  # FSDP needs a gradient of every weight on every device
-        untied = [] if tied_projections else [self.new_projection(table, embedding.width) for table in self.tables[1:]]
-        self.projections = embedding.projections if tied_projections else nn.ParameterList(untied)
-
-    @staticmethod
-    def new_projection(table: Tensor, width: int) -> Tensor:
-        """Return a new projection to a tail's table, randomly initialized."""
-        return nn.init.xavier_uniform_(torch.empty(table.shape[1], width))
+        self.projections = embedding.projections
+        if not tied_projections:
+            empty = (torch.empty(table.shape[1], embedding.width) for table in self.tables[1:])
+            self.projections = nn.ParameterList(map(nn.init.xavier_uniform_, empty))
 
     def project(self, band: int, f: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
         """Project f to the width of a tail band (bands count from 0, tails from 1)."""
@@ -128,3 +127,40 @@ class AdaptiveSoftmax(nn.Module):
             for band in range(1, len(self.bands))
         ]
         return torch.cat([head[:, :first], *tails], 1)
+
+
+def pick_logit(logits: Float[Tensor, "n v"], index: Int[Tensor, " n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return the logit at the index, and the logsumexp of each row, in float32 or higher precision."""
+    kernels = kernels_for(logits)
+    if kernels is not None:
+        return _Pick.apply(logits.contiguous(), index, kernels)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits.gather(1, index[:, None]).squeeze(1), logits.logsumexp(1)
+
+
+def kernels_for(logits: Tensor) -> ModuleType | None:
+    """Return the module of kernels for logits of this device and type; None where the definition is used."""
+    if not logits.is_cuda or logits.dtype == torch.float64 or not logits.numel():
+        return None
+    try:
+        from trime.models.layers import pick_cuda
+    except ImportError:  # on some systems torch for CUDA comes without triton
+        return None
+    return pick_cuda
+
+
+class _Pick(torch.autograd.Function):
+    """``pick_logit`` by kernels that keep no further tensor of the logits' size."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, index: Tensor, kernels: Any) -> tuple[Tensor, Tensor]:
+        picked, total = kernels.forward(logits, index)
+        ctx.save_for_backward(logits, index, total)
+        ctx.kernels = kernels
+        return picked, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_picked: Tensor, grad_total: Tensor) -> tuple[Tensor, None, None]:
+        logits, index, total = ctx.saved_tensors
+        return ctx.kernels.backward(logits, index, total, grad_picked, grad_total), None, None

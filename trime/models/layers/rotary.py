@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from trime.models.layers.attention_cpu import runs_on_cpu
 from trime.types import Bool, Float, Int, Tensor
 
-RUN = 128  # slots, below which a product of its own would not pay
+RUN = 128  # slots in a block: for fewer, a product of its own would not pay
 NEVER = 2**62  # a position after all others
 FEW = 8  # queries, as of generated tokens, whose products would cost less than a copy of the keys
 
@@ -81,19 +81,16 @@ def dot_products(
         products = torch.stack([queries @ keys for queries, keys in zip(by_group, key.permute(0, 2, 3, 1), strict=True)])
     elif runs_on_cpu(query, key):  # head by head, since a batched product would first copy the keys
         products = by_group.new_empty(*by_group.shape[:3], key.shape[1])
-        runs = [slice(None)] if needed is None else runs_of(needed)
+        runs = [slice(None)]
+        if needed is not None:  # the runs of blocks in which some row needs a slot
+            blocks = F.pad(needed.any(0), (0, -needed.shape[1] % RUN)).view(-1, RUN).any(1)
+            edges = RUN * F.pad(blocks.byte(), (1, 1)).diff().nonzero()
+            runs = [slice(first, last) for first, last in edges.view(-1, 2).tolist()]
         for row, group, run in itertools.product(range(len(key)), range(groups), runs):
             torch.mm(by_group[row, group], key[row, run, group].T, out=products[row, group][:, run])
     else:
         products = by_group @ key.permute(0, 2, 3, 1)
     return products.unflatten(2, (heads // groups, -1)).flatten(1, 2).contiguous()
-
-
-def runs_of(needed: Bool[Tensor, "b m"]) -> list[slice]:
-    """Return the runs of slots that some row needs, in whole blocks of ``RUN`` slots."""
-    blocks = F.pad(needed.any(0), (0, -needed.shape[1] % RUN)).view(-1, RUN).any(1)
-    changes = F.pad(blocks.byte(), (1, 1)).diff().nonzero()  # where a run begins or ends
-    return list(itertools.starmap(slice, (RUN * changes).view(-1, 2).tolist()))
 
 
 @dataclass(frozen=True)

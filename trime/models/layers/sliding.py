@@ -1,14 +1,69 @@
-"""Local attention with a cache across segments: each token sees a window of the tokens before it, as in Transformer-XL."""
+"""Local attention: a sliding window over the tokens before each token, with T5's learned bias of the distance."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from trime.models.layers.attention import fused_attention
-from trime.models.layers.relative import RelativeBias, in_window
-from trime.types import Bool, Float, Tensor
+from trime.types import Bool, Float, Int, Tensor
+
+
+@cache
+def bucket_edges(buckets: int, max_distance: int) -> list[int]:
+    """Return the smallest distance of each bucket but the first: consecutive up to half of them, then logarithmic.
+
+    Computed in integers, because floating-point logarithms put powers of two into the bucket below.
+    """
+    exact = buckets // 2
+    coarse = buckets - exact
+    edges, distance = list(range(1, exact + 1)), exact
+    for step in range(1, coarse):
+        while distance**coarse * exact**step < max_distance**step * exact**coarse:
+            distance += 1
+        edges.append(distance)
+    return edges
+
+
+def bucket_of(distance: Int[Tensor, "*s"], buckets: int, max_distance: int, causal: bool = True) -> Int[Tensor, "*s"]:
+    """Return T5's bucket of ``distance`` = query - key.
+
+    Causal: later keys share bucket 0 with the query itself; otherwise they have the upper half of the buckets.
+    """
+    if not causal:
+        half = buckets // 2
+        return bucket_of(distance.abs(), half, max_distance) + half * (distance < 0)
+    return torch.bucketize(distance, torch.tensor(bucket_edges(buckets, max_distance), device=distance.device), right=True)
+
+
+class RelativeBias(nn.Module):
+    """A learned bias for every head and bucket, added to attention logits."""
+
+    def __init__(self, heads: int, buckets: int = 32, max_distance: int = 128):
+        super().__init__()
+        self.buckets, self.max_distance = buckets, max_distance
+        self.table = nn.Parameter(torch.zeros(heads, buckets))
+
+    def forward(self, distance: Int[Tensor, "..."]) -> Float[Tensor, "h ..."]:
+        """Return the bias of causal attention for distances query - key."""
+        return self.table[:, bucket_of(distance, self.buckets, self.max_distance)]
+
+
+def in_window(distance: Int[Tensor, "*s"], window: int, itself: bool) -> Bool[Tensor, "*s"]:
+    """Return which keys lie in the window: the query's own position and those before it, or only those before it.
+
+    ::
+
+        window 3, itself      window 3, not itself
+        key   0 1 2 3 4       key   0 1 2 3 4
+        q 3     x x x         q 3   x x x
+        q 4       x x x       q 4     x x x
+    """
+    first = 0 if itself else 1
+    return (distance >= first) & (distance < first + window)
 
 
 class Cache(NamedTuple):
@@ -64,34 +119,19 @@ def sliding_attention(
     """
     keys, values = (torch.cat([old, new], 2) for old, new in ((cache.key, segment[0]), (cache.value, segment[1])))
     filled = torch.cat([cache.filled, cache.filled.new_ones(len(query), query.shape[2])], 1)
-    parts = []
+    attended = []
     for start in range(0, query.shape[2], window.length):
-        visible = slice(start, start + 2 * window.length)
-        keys_of_block = KeyBlock(keys[:, :, visible], values[:, :, visible], filled[:, visible])
-        parts.append(block_attention(query[:, :, start : start + window.length], keys_of_block, bias, window, dropout))
-    return torch.cat(parts, 2)
-
-
-class KeyBlock(NamedTuple):
-    """The keys that a block of queries may attend to: those of the window before it, and its own."""
-
-    key: Float[Tensor, "b h k d"]
-    value: Float[Tensor, "b h k d"]
-    filled: Bool[Tensor, "b k"]
-
-
-def block_attention(
-    query: Float[Tensor, "b h q d"], keys: KeyBlock, bias: tuple[RelativeBias, Tensor], window: SlidingWindow, dropout: float
-) -> Float[Tensor, "b h q d"]:
-    """Return attention of a block of queries, of at most the window's length."""
-    mask, empty = bias_band(bias, query.shape[2], keys.key.shape[2], window)[None], None
-    if not window.empty_take_mass and not keys.filled.all():
-        mask = mask.masked_fill(~keys.filled[:, None, None], -torch.inf)
-    if not window.itself:  # the first token of a document sees nothing
-        empty = (mask[:, :1] == -torch.inf).all(-1, keepdim=True)
-        mask = mask.masked_fill(empty, 0.0)
-    attended = fused_attention(query, keys.key, keys.value, mask, dropout, scale=1.0)
-    return attended if empty is None else attended.masked_fill(empty, 0.0)
+        block, visible = query[:, :, start : start + window.length], slice(start, start + 2 * window.length)
+        is_filled = filled[:, visible]
+        mask, empty = bias_band(bias, block.shape[2], is_filled.shape[1], window)[None], None
+        if not window.empty_take_mass and not is_filled.all():
+            mask = mask.masked_fill(~is_filled[:, None, None], -torch.inf)
+        if not window.itself:  # the first token of a document sees nothing
+            empty = (mask[:, :1] == -torch.inf).all(-1, keepdim=True)
+            mask = mask.masked_fill(empty, 0.0)
+        out = fused_attention(block, keys[:, :, visible], values[:, :, visible], mask, dropout, scale=1.0)
+        attended.append(out if empty is None else out.masked_fill(empty, 0.0))
+    return torch.cat(attended, 2)
 
 
 def bias_band(bias: tuple[RelativeBias, Tensor], queries: int, keys: int, window: SlidingWindow) -> Float[Tensor, "h q k"]:

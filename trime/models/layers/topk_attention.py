@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from trime.kernels.blocks import slices
 from trime.types import Bool, Float, Int, Tensor
 
 Top = Callable[[Tensor, int], Tensor]  # (scores [h q m], k) -> slots of the k best
@@ -135,9 +134,11 @@ def search(query: Float[Tensor, "b h q d"], keys: SearchKeys, k: int, top: Top, 
     full = bool(keys.filled.all())
     buffer = query.new_empty(h * size * m)
     for row in range(b):
-        for block in slices(length, size):
-            score = buffer[: h * (block.stop - block.start) * m].view(h, -1, m)
-            torch.bmm(query[row, :, block], keys.key[row].transpose(1, 2), out=score)
+        for start in range(0, length, size):
+            block = slice(start, start + size)
+            queries = query[row, :, block]
+            score = buffer[: h * queries.shape[1] * m].view(h, -1, m)
+            torch.bmm(queries, keys.key[row].transpose(1, 2), out=score)
             if not full:
                 score.masked_fill_(~keys.filled[row][:, None], -torch.inf)
             best = top(score, k)

@@ -11,7 +11,7 @@ import torch
 from trime.eviction.fifo import FIFO
 from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.models.attendre import Attendre
-from trime.models.attention_trace import AttentionTrace, mean_trace
+from trime.models.layers.attention import AttentionTrace, mean_trace
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder

@@ -18,7 +18,7 @@ from trime.choices import CachedKeys, Dtype, Extension, TopKSearch
 from trime.errors import UserError
 from trime.memory.bounded import BoundedMemory, MemoryState
 from trime.models.attendre import Attendre
-from trime.models.attention_trace import AttentionTrace
+from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.heads import in_blocks, project_and_pick
 from trime.models.pretrained.layer_memory import repeated
 from trime.models.pretrained.loading import load_pretrained

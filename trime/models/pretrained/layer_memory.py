@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from trime.memory.bounded import BoundedMemory, MemoryState, SlotWrites
 from trime.models.attendre import Attendre
-from trime.models.attention_trace import AttentionTrace
+from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.rotary import dot_products
 from trime.models.layers.topk_attention import masked_softmax
 from trime.models.pretrained.filling import Filling, Queries, seen_by

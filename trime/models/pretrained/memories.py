@@ -9,7 +9,7 @@ import torch
 
 from trime.memory.bounded import MemoryState
 from trime.models.attendre import scored_as
-from trime.models.attention_trace import AttentionTrace
+from trime.models.layers.attention import AttentionTrace
 from trime.models.pretrained.layer_memory import Columns, Decoding, LayerMemory, OwnAttention, repeated
 from trime.types import Float, Int, Tensor
 

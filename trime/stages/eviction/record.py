@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.io import write_json, write_tensors
-from trime.models.backbones.memorizing.transformer import KNNAttention
+from trime.models.backbones.memorizing import KNNAttention
 from trime.models.network import Reader
 from trime.pipeline.artefact import Artefact, ConfiguredArtefact
 from trime.pipeline.model_io import NETWORK, open_network
@@ -57,10 +57,10 @@ class Record(ConfiguredArtefact):
         network, description = open_network(self.encoded.model.path(), self.unlimited(windows))
         device, backbone = device_of(self.config), network.backbone
         network.to(device)
-        layers = memory_layers(backbone)  # type: ignore[arg-type]
+        layers = memory_layers(backbone)
         if not layers:
             raise UserError(NO_MEMORY)
-        recorders = {number: QueryKeyRecorder(backbone.attentions[number]) for number in layers}  # type: ignore[index, arg-type]
+        recorders = {number: QueryKeyRecorder(backbone.attentions[number]) for number in layers}
         documents, reader = np.unique(windows.document), Reader(network)
         with Progress(total=windows.scored(), unit="tok", unit_scale=True, desc="record") as bar:
             for number, document in enumerate(documents):

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.models.checkpoints.fairseq import FairseqCheckpoint
-from trime.models.checkpoints.fairseq_translation import translation_network_from_checkpoint
+from trime.models.fairseq import FairseqCheckpoint, translation_network_from_checkpoint
 from trime.models.network import Network, save_network
 from trime.pipeline.model_io import write_description
 from trime.stages.import_checkpoint import ImportedModel, check_size
@@ -65,7 +64,7 @@ class ImportTranslation(ImportedModel):
         network, description = translation_network_from_checkpoint(released)
         tables = network.backbone.source_embedding, network.backbone.embedding
         for file, vocabulary, table in zip(self.files, self.dictionaries, tables, strict=True):
-            check_size(file, vocabulary, table)  # type: ignore[arg-type]
+            check_size(file, vocabulary, table)
         save_network(network, folder / "model.safetensors")
         self.dictionaries.source.save(folder / SOURCE)
         self.dictionaries.target.save(folder / TARGET)

@@ -20,7 +20,7 @@ from trime.stages.training_task import TrainingTask, training_parts
 from trime.stages.translation.bleu_validation import BleuValidation
 from trime.stages.translation.translate import ALONE
 from trime.tasks.callbacks.checkpoints import BestWeights
-from trime.tasks.translation import TranslationModule
+from trime.tasks.language_model import TranslationModule
 
 
 class TranslationTraining(TrainingTask):

@@ -104,7 +104,7 @@ class Translator:
 
     def logits(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
         """Return the vocabulary's logits of contexts."""
-        return torch.nn.functional.linear(f.float(), self.network.head.weight)  # type: ignore[arg-type]
+        return torch.nn.functional.linear(f.float(), self.network.head.weight)
 
     def log_probability(
         self, f: Float[Tensor, "n d"], g: Float[Tensor, "n d"], sentence: Int[Tensor, " n"]

@@ -51,7 +51,7 @@ class BestWeights(pl.Callback):
     """Keep the trained weights of the best validation, the one after the last update included.
 
     ``monitor`` names the logged measure; the lowest is best, or the highest where ``highest``. Of equal ones the first counts.
-    A resumed run writes again what a killed one wrote after its last checkpoint.
+    A resumed run overwrites the weights that a killed one wrote after its last checkpoint.
     """
 
     def __init__(self, folder: Path, monitor: str = "valid/objective", highest: bool = False):
@@ -79,16 +79,11 @@ class BestWeights(pl.Callback):
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
             trained = {name: weight for name, weight in weights.items() if name not in pl_module.frozen}  # type: ignore[operator]
-            write_tensors(self.file, without_aliases(trained))
+            write_tensors(self.file_of(self.update), without_aliases(trained))
             for older in self.folder.glob("best-*.safetensors"):
                 # The previous file stays: a run resumed from an older checkpoint needs it.
-                if older not in (self.file, self.file_of(previous)):
+                if older not in (self.file_of(self.update), self.file_of(previous)):
                     older.unlink()
-
-    @property
-    def file(self) -> Path:
-        """Return the file of the best weights."""
-        return self.file_of(self.update)
 
     def file_of(self, update: int) -> Path:
         """Return the file of the weights after an update."""
@@ -96,7 +91,7 @@ class BestWeights(pl.Callback):
 
     def weights(self) -> dict[str, Tensor]:
         """Return the best weights by their names in the network."""
-        return {name.removeprefix("network."): weight for name, weight in load_file(self.file).items()}
+        return {name.removeprefix("network."): weight for name, weight in load_file(self.file_of(self.update)).items()}
 
 
 def ends_update(trainer: pl.Trainer, batch_idx: int) -> bool:

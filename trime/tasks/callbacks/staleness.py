@@ -15,8 +15,8 @@ import torch
 
 from trime.io import write_json
 from trime.memory.bounded import MemoryState, take_slots
-from trime.models.backbones.memorizing.kv_memory import KeyValueMemory
-from trime.models.backbones.memorizing.transformer import KNNAttention
+from trime.models.backbones.kv_memory import KeyValueMemory
+from trime.models.backbones.memorizing import KNNAttention
 from trime.models.backbones.stateful import State, StatefulBackbone
 from trime.models.network import Network
 from trime.types import Batch, Bool, Float, Int, Tensor
@@ -68,7 +68,7 @@ def measure_staleness(
     network: Network, state: State, earlier: list[StreamBatch], batch: Batch, segment: int
 ) -> list[dict[str, Any]]:
     """Return entries, distance and retrieval by age, for every layer with a memory."""
-    backbone: StatefulBackbone = network.backbone  # type: ignore[assignment]
+    backbone: StatefulBackbone = network.backbone
     training = backbone.training
     backbone.eval()
     recomputed = backbone.initial_state(len(batch.length))._replace(position=earlier[0].position)
@@ -79,7 +79,14 @@ def measure_staleness(
     for number in memory_layers(backbone):
         memory: KeyValueMemory = backbone.attentions[number].memory  # type: ignore[attr-defined]
         stored, now = (memory.with_pending(one.layers[number].memory[0]) for one in (state, recomputed))
-        retrieved = retrieval_counts(network, memory, state, batch)
+        slots: list[Tensor] = []
+        memory.on_retrieved = slots.append
+        network(batch.tokens, state, batch.fresh)
+        memory.on_retrieved = None
+        slot = slots[0].flatten(1)  # how often queries retrieve each entry; rows that start a document retrieve none
+        counts = torch.zeros(len(slot), memory.memory.size, device=slot.device)
+        counts.scatter_add_(1, slot, torch.ones_like(slot, dtype=counts.dtype))
+        retrieved = counts.masked_fill(memory.expand_rows(batch.fresh)[:, None], 0.0)
         ages = (memory.expand_rows(state.position)[:, None] - 1 - stored.ranking.position) // segment
         ended = memory.expand_rows(batch.fresh)[:, None]  # such a row's memory is reset now
         ages = ages.masked_fill((stored.ranking.position < 0) | ended, -1)
@@ -102,18 +109,6 @@ def distances(
     keys = take_slots(now.columns[0], order.gather(1, index)).flatten(2)
     distance = (stored.columns[0].flatten(2) - keys).norm(dim=-1) / keys.norm(dim=-1).clamp(min=1e-9)
     return distance, same
-
-
-def retrieval_counts(network: Network, memory: KeyValueMemory, state: State, batch: Batch) -> Float[Tensor, "r m"]:
-    """Return how often the batch's queries retrieve each stored entry; rows that start a document retrieve none."""
-    retrieved: list[Tensor] = []
-    memory.on_retrieved = retrieved.append
-    network(batch.tokens, state, batch.fresh)
-    memory.on_retrieved = None
-    (slot,) = retrieved
-    counts = torch.zeros(len(slot), memory.memory.size, device=slot.device)
-    counts.scatter_add_(1, slot.flatten(1), torch.ones_like(slot.flatten(1), dtype=counts.dtype))
-    return counts.masked_fill(memory.expand_rows(batch.fresh)[:, None], 0.0)
 
 
 def by_age(ages: Tensor, distance: Tensor, known: Tensor, retrieved: Tensor) -> list[dict[str, Any]]:

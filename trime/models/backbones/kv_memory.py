@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from trime.eviction.base import AttentionScorePolicy, EvictionPolicy, Summary
-from trime.kernels.blocks import slices
 from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.models.attention_trace import AttentionTrace
-from trime.models.backbones.memorizing.key_index import IVFKeyIndex
+from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, TRAINING_POINTS_PER_CELL
+from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.topk_attention import (
     SCORES_PER_BLOCK,
     ScoreCallback,
@@ -129,16 +130,31 @@ class KeyValueMemory(nn.Module):
     def read(
         self, query: Float[Tensor, "b h l d"], state: KeyValueState, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b h l d"], MemoryState]:
-        """Return what the queries retrieve from the memory, and the memory with updated eviction scores."""
+        """Return the queries' attention to the memory, and the memory with updated eviction scores."""
         if not self.memory.size:
             return torch.zeros_like(query), state.entries
         entries = self.memory.overwrite(state.entries, *self.pending_entries(state))
-        policy = self.memory.policy
         queries, table, keys = self.prepare_search(query, entries, state.observing)
-        if not policy.uses_attention:
-            return self.attend_to(queries, table, self.retrieve(queries, table, keys)).view_as(query), entries
-        summary, position = policy.begin(entries.ranking), self.expand_rows(position)
-        summaries = [Summary(*(part[row : row + 1] for part in summary)) for row in range(len(position))]
+        if self.memory.policy.uses_attention:
+            retrieved, entries = self.retrieve_and_rank(queries, table, keys, entries, position)
+        else:
+            retrieved = self.retrieve(queries, table, keys)
+        if self.on_retrieved is not None:
+            self.on_retrieved(retrieved.slot)
+        return attend(queries, table, retrieved, self.empty_take_mass).view_as(query), entries
+
+    def retrieve_and_rank(
+        self,
+        queries: Float[Tensor, "r g l d"],
+        table: Table,
+        keys: SearchKeys,
+        entries: MemoryState,
+        position: Int[Tensor, "b l"],
+    ) -> tuple[TopK, MemoryState]:
+        """Return the best entries of each query, and the memory with the scores of a policy that goes by attention."""
+        policy, position, size = self.memory.policy, self.expand_rows(position), self.memory.size
+        summary = policy.begin(entries.ranking)
+        summaries = [Summary(*(column[row : row + 1] for column in summary)) for row in range(len(position))]
 
         def on_scores(row: int, block: slice, score: Tensor, best: Tensor) -> None:
             is_retrieved = torch.zeros_like(score, dtype=torch.bool).scatter(-1, best, True)
@@ -146,11 +162,16 @@ class KeyValueMemory(nn.Module):
             summaries[row] = policy.observe(summaries[row], observed)
 
         retrieved = self.retrieve(queries, table, keys, None if self.partial else on_scores)
-        if self.partial:
-            report_retrieved(retrieved, self.memory.size, on_scores)
-        attended = self.attend_to(queries, table, retrieved)
-        summary = Summary(*(torch.cat(parts) for parts in zip(*summaries, strict=True)))
-        return attended.view_as(query), entries._replace(ranking=policy.finalize(entries.ranking, summary))
+        if self.partial:  # the search has scored candidates only: all other entries have -inf
+            b, h, length, _ = retrieved.slot.shape
+            count = max(1, SCORES_PER_BLOCK // (h * size))
+            for row, start in itertools.product(range(b), range(0, length, count)):
+                block = slice(start, start + count)
+                slot, product = retrieved.slot[row, :, block], retrieved.product[row, :, block]
+                score = product.new_full((*slot.shape[:2], size), -torch.inf)
+                on_scores(row, block, score.scatter(-1, slot, product), slot)
+        summary = Summary(*(torch.cat(columns) for columns in zip(*summaries, strict=True)))
+        return retrieved, entries._replace(ranking=policy.finalize(entries.ranking, summary))
 
     def prepare_search(
         self, query: Float[Tensor, "b h l d"], entries: MemoryState, observing: Float[Tensor, "b h s d"]
@@ -188,12 +209,6 @@ class KeyValueMemory(nn.Module):
             return self.key_indexes[self.training].search(query, table, self.top_k)
         return search(query, keys, self.top_k, self.top, on_scores)
 
-    def attend_to(self, query: Float[Tensor, "r h l d"], table: Table, retrieved: TopK) -> Float[Tensor, "r h l d"]:
-        """Return attention to the retrieved entries."""
-        if self.on_retrieved is not None:
-            self.on_retrieved(retrieved.slot)
-        return attend(query, table, retrieved, self.empty_take_mass)
-
     def write(
         self, entries: MemoryState, segment: tuple[Tensor, Tensor, Tensor], position: Int[Tensor, "b l"]
     ) -> KeyValueState:
@@ -207,11 +222,74 @@ class KeyValueMemory(nn.Module):
         return KeyValueState(entries, (key, value), position, observing)
 
 
-def report_retrieved(retrieved: TopK, size: int, on_scores: ScoreCallback) -> None:
-    """Call ``on_scores`` block by block with the scores of retrieved entries; all others have -inf."""
-    b, h, length, _ = retrieved.slot.shape
-    for row in range(b):
-        for block in slices(length, max(1, SCORES_PER_BLOCK // (h * size))):
-            slot, product = retrieved.slot[row, :, block], retrieved.product[row, :, block]
-            score = product.new_full((*slot.shape[:2], size), -torch.inf)
-            on_scores(row, block, score.scatter(-1, slot, product), slot)
+class IVFKeyIndex:
+    """An inverted-file index that compares ``candidates`` entries of a head on average: those in the nearest cells."""
+
+    def __init__(self, candidates: int):
+        self.candidates = candidates
+        self.tag: Float[Tensor, "b m h"] | None = None  # the first number of each stored key, NaN in empty slots
+        self.indexes: dict[tuple[int, int], Any] = {}  # by row and head
+        self.written: dict[tuple[int, int], int] = {}  # entries written since an index was built
+
+    @torch.no_grad()
+    def search(self, query: Float[Tensor, "b h q d"], table: Table, k: int) -> TopK:
+        """Return the ``k`` best entries of each query; where there are fewer, products are -inf."""
+        self.refresh(table)
+        exact = [row for row in range(len(query)) if (row, 0) not in self.indexes]
+        slot = torch.zeros(*query.shape[:3], k, dtype=torch.long, device=query.device)
+        product = torch.zeros(slot.shape, dtype=table.key.dtype, device=query.device)
+        if exact:
+            rows = Table(*(part[exact] for part in table))
+            slot[exact], product[exact] = search(query[exact], all_keys(rows), k, exact_top)
+        for (row, head), index in self.indexes.items():
+            score, number = index.search(to_numpy(query[row, head]), k)
+            number = torch.from_numpy(number).to(slot.device)
+            product[row, head] = torch.from_numpy(score).to(product).masked_fill(number < 0, -torch.inf)
+            slot[row, head] = number.clamp(min=0)
+        return TopK(slot, product)
+
+    def refresh(self, table: Table) -> None:
+        """Update every index to the table's present keys."""
+        tag = table.key[..., 0].float().masked_fill(~table.filled[..., None], torch.nan)
+        if self.tag is None or self.tag.shape != tag.shape:
+            self.tag, self.indexes, self.written = torch.full_like(tag, torch.nan), {}, {}
+        changed, self.tag = (tag != self.tag) & table.filled[..., None], tag
+        for row, count in enumerate(table.filled.sum(1).tolist()):
+            for head in range(tag.shape[2]):
+                self.refresh_index(row, head, table.key[row, :count, head], changed[row, :, head])
+
+    def refresh_index(self, row: int, head: int, key: Float[Tensor, "n d"], changed: Tensor) -> None:
+        """Update the index of a row and head, whose slots are filled from the first one on."""
+        row_head, size = (row, head), len(changed)
+        slots = changed[: len(key)].nonzero().squeeze(1)
+        index, written = self.indexes.pop(row_head, None), self.written.get(row_head, 0) + len(slots)
+        if index is None or len(key) < index.ntotal or written > size:
+            index, written = self.build_index(key, size), 0
+        elif len(slots):
+            overwritten = slots[slots < index.ntotal]
+            if len(overwritten):
+                index.update_vectors(overwritten.cpu().numpy(), to_numpy(key[overwritten]))
+            if len(key) > index.ntotal:
+                index.add(to_numpy(key[index.ntotal :]))
+        if index is not None:
+            self.indexes[row_head], self.written[row_head] = index, written
+
+    def build_index(self, key: Float[Tensor, "n d"], size: int) -> Any:
+        """Return a new index for a memory of ``size`` entries; None where there are too few keys: the search is then exact."""
+        import faiss
+
+        count = max(1, min(math.isqrt(size), size // (2 * MIN_POINTS_PER_CELL)))
+        if len(key) < max(MIN_POINTS_PER_CELL * count, self.candidates):
+            return None
+        index: Any = faiss.index_factory(key.shape[1], f"IVF{count},Flat", faiss.METRIC_INNER_PRODUCT)
+        index.cp.max_points_per_centroid = TRAINING_POINTS_PER_CELL
+        index.train(to_numpy(key))
+        index.add(to_numpy(key))
+        index.set_direct_map_type(faiss.DirectMap.Array)  # type: ignore[attr-defined]
+        index.nprobe = max(1, count * self.candidates // size)
+        return index
+
+
+def to_numpy(key: Float[Tensor, "n d"]) -> Any:
+    """Return keys as the float32 array that FAISS expects."""
+    return key.float().cpu().contiguous().numpy()

@@ -26,8 +26,7 @@ from tests.helpers.fairseq_translation import (
     write_checkpoint,
 )
 from trime.errors import UserError
-from trime.models.checkpoints.fairseq import network_from_checkpoint, read_checkpoint
-from trime.models.checkpoints.fairseq_translation import translation_network_from_checkpoint
+from trime.models.fairseq import network_from_checkpoint, read_checkpoint, translation_network_from_checkpoint
 from trime.models.network import build_network
 from trime.plan.translation import TranslationPlan
 from trime.run.runner import run

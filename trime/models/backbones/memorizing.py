@@ -16,20 +16,17 @@ import torch
 from torch import nn
 
 from trime.memory.distributed import as_full_tensor
-from trime.models.attention_trace import AttentionTrace
-from trime.models.backbones.memorizing.kv_memory import KeyValueMemory, KeyValueState
+from trime.models.backbones.kv_memory import KeyValueMemory, KeyValueState
 from trime.models.backbones.stateful import (
     NORMS,
-    LayerSizes,
     StatefulBackbone,
     StatefulTransformerLayer,
     refuse_padding,
     unsharded_zeros,
 )
-from trime.models.layers.attention import head_width, split_heads
+from trime.models.layers.attention import AttentionTrace, head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
-from trime.models.layers.relative import RelativeBias
-from trime.models.layers.sliding import Cache, SlidingWindow, sliding_attention
+from trime.models.layers.sliding import Cache, RelativeBias, SlidingWindow, sliding_attention
 from trime.types import Bool, Float, Int, Tensor
 
 
@@ -45,10 +42,6 @@ class AttentionConfig:
     biases: bool = True
     normalize: bool = False
     head_width: int | None = None
-
-    def resolve_head_width(self, width: int, heads: int) -> int:
-        """Return the width of a head."""
-        return self.head_width or head_width(width, heads)
 
 
 class AttentionState(NamedTuple):
@@ -71,7 +64,7 @@ class KNNAttention(nn.Module):
         memory: KeyValueMemory | None,
     ):
         super().__init__()
-        d = config.resolve_head_width(width, heads)
+        d = config.head_width or head_width(width, heads)
         self.heads, self.dropout, self.window = heads, dropout, window
         self.memory = memory
         self.attention_traces: list[AttentionTrace] | None = None
@@ -185,12 +178,11 @@ def memorizing_transformer(
         )
     if not set(chosen) <= set(range(layers)):
         raise ValueError(f"memory_layers={chosen}: name layers 0..{layers - 1}, as model.backbone.layers has them")
-    sizes = LayerSizes(embedding.width, inner, dropout, inner_dropout)
-
-    def layer(number: int) -> StatefulTransformerLayer:
-        layer_memory = memory(heads=heads, width=sizes.width) if number in chosen else None
-        module = KNNAttention(sizes.width, heads, inner_dropout, window, attention, layer_memory)
-        return StatefulTransformerLayer(module, sizes, attention.norm, attention.biases)
-
-    norm = NORMS[attention.norm](sizes.width) if final_norm else nn.Identity()
-    return StatefulBackbone(embedding, [layer(number) for number in range(layers)], positions, dropout, norm)
+    width = embedding.width
+    built = []
+    for number in range(layers):
+        layer_memory = memory(heads=heads, width=width) if number in chosen else None
+        module = KNNAttention(width, heads, inner_dropout, window, attention, layer_memory)
+        built.append(StatefulTransformerLayer(module, width, inner, dropout, inner_dropout, attention.norm, attention.biases))
+    norm = NORMS[attention.norm](width) if final_norm else nn.Identity()
+    return StatefulBackbone(embedding, built, positions, dropout, norm)

@@ -1,1 +1,0 @@
-"""The Memorizing Transformer (Wu et al. 2022)."""

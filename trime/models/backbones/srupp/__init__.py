@@ -1,1 +1,0 @@
-"""SRU++ (Lei 2021): attention feeds a fast recurrence."""

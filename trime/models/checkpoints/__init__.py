@@ -1,1 +1,0 @@
-"""Checkpoints released in fairseq's format."""

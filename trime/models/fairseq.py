@@ -1,0 +1,277 @@
+"""Released checkpoints in fairseq's format, converted to this package's networks.
+
+Language models (TRIME, kNN-LM, Baevski & Auli), and encoder-decoders for translation (TRIME-MT: transformer_iwslt_de_en).
+Only tensors and plain values are unpickled; unknown architectures and weights are refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from omegaconf import OmegaConf
+
+from trime.errors import UserError
+from trime.models.network import Network, build_network
+from trime.types import Tensor
+
+PAD = 1  # in every fairseq dictionary
+POSITIONS = 4096  # at least: sinusoids are computed, so windows may be longer than in training
+TRANSLATION_POSITIONS = 1024  # fairseq's default
+PLAIN_INPUT, SOFTMAX = "trime.models.layers.embeddings.PlainInput", "trime.models.layers.heads.Softmax"
+# Arguments that change the forward pass, and the values of them that are supported
+LANGUAGE_MODEL = {
+    "decoder_learned_pos": (False, None),
+    "no_token_positional_embeddings": (False, None),
+    "no_scale_embedding": (False, None),
+    "character_embeddings": (False, None),
+    "activation_fn": ("relu", None),
+    "decoder_normalize_before": (True, None),
+}
+TRANSLATION = {
+    "encoder_learned_pos": (False, None),
+    "decoder_learned_pos": (False, None),
+    "no_token_positional_embeddings": (False, None),
+    "no_scale_embedding": (False, None),
+    "layernorm_embedding": (False, None),
+    "activation_fn": ("relu", None),
+    "adaptive_input": (False, None),
+    "adaptive_softmax_cutoff": (None,),
+    "no_decoder_final_norm": (False, None),
+    "no_cross_attention": (False, None),
+    "cross_self_attention": (False, None),
+    "share_all_embeddings": (False, None),
+}
+SIDES = {"layers": "layers", "heads": "attention_heads", "inner": "ffn_embed_dim", "width": "embed_dim"}  # equal on both sides
+SUBLAYERS = {
+    "attention": "self_attn",
+    "cross": "encoder_attn",
+    "attention_norm": "self_attn_layer_norm",
+    "cross_norm": "encoder_attn_layer_norm",
+    "ffn_norm": "final_layer_norm",
+    "ffn.0": "fc1",
+    "ffn.3": "fc2",
+}
+
+
+class FairseqCheckpoint(NamedTuple):
+    """A checkpoint's arguments, its decoder's weights, and what it records of its training."""
+
+    args: dict[str, Any]
+    weights: dict[str, Tensor]
+    history: dict[str, Any]
+
+
+def read_checkpoint(path: Path) -> FairseqCheckpoint:
+    """Read a file; UserError where it is not such a checkpoint, or holds more than tensors and plain values."""
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
+        match = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if match and isinstance(error, pickle.UnpicklingError):
+            raise UserError(f"{path} holds {match[1]}, not only tensors and plain values: it is not opened") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise UserError(f"{path} is truncated or no PyTorch checkpoint ({reason}): fetch it again") from None
+    has_model = isinstance(content, dict) and isinstance(content.get("model"), dict)
+    if not has_model or not isinstance(content.get("args"), argparse.Namespace):
+        raise UserError(
+            f"{path} is not a fairseq checkpoint with args and model: only the format of TRIME, kNN-LM and Baevski-Auli is read"
+        )
+    weights: dict[str, Tensor] = {}
+    for name, value in content["model"].items():
+        name = name.removeprefix("decoder.")
+        if match := re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name):  # older files join query, key and value
+            weights |= {f"{match[1]}{part}_proj.{match[2]}": piece for part, piece in zip("qkv", value.chunk(3), strict=True)}
+        else:
+            weights[name] = value
+    last = (content.get("optimizer_history") or [{}])[-1] or {}
+    epoch = ((content.get("extra_state") or {}).get("train_iterator") or {}).get("epoch")
+    history = {"updates": last.get("num_updates"), "epoch": epoch, "criterion": last.get("criterion_name")}
+    return FairseqCheckpoint(dict(vars(content["args"])), weights, history)
+
+
+def network_from_checkpoint(checkpoint: FairseqCheckpoint) -> tuple[Network, dict[str, Any]]:
+    """Return a language model with the checkpoint's weights, and its configuration in the form of conf/model.
+
+    UserError where the model is not supported, or a weight has no counterpart.
+    """
+    return convert(checkpoint, language_model_config, language_model_sources)
+
+
+def translation_network_from_checkpoint(checkpoint: FairseqCheckpoint) -> tuple[Network, dict[str, Any]]:
+    """Return an encoder-decoder, as ``network_from_checkpoint`` returns a language model."""
+    return convert(checkpoint, translation_config, translation_sources)
+
+
+def convert(
+    checkpoint: FairseqCheckpoint,
+    describe: Callable[[FairseqCheckpoint], dict[str, Any]],
+    source_names: Callable[[str], list[str]],
+) -> tuple[Network, dict[str, Any]]:
+    """Return the network that ``describe`` configures, with the checkpoint's weights, and its configuration.
+
+    ``source_names`` lists the checkpoint's weights that are concatenated in a parameter.
+    """
+    try:
+        description, tables = describe(checkpoint), embedding_tables(checkpoint.weights)
+    except KeyError as error:
+        raise UserError(f"the checkpoint lacks {error}: it is truncated, or of an architecture that is not supported") from None
+    network, weights = build_network(OmegaConf.create(description), sum(map(len, tables))), checkpoint.weights
+    used: set[str] = set()
+    for name, parameter in network.named_parameters():  # shared parameters come once, under the embedding's name
+        sources = source_names(name)
+        missing = [source for source in sources if source not in weights]
+        if missing:
+            raise UserError(f"the checkpoint lacks {missing[0]}: it is truncated, or not of the architecture that it names")
+        pieces = [weights[source] for source in sources]
+        if any(piece.shape[1:] != parameter.shape[1:] for piece in pieces) or sum(map(len, pieces)) != len(parameter):
+            shapes = " and ".join(str(tuple(piece.shape)) for piece in pieces)
+            raise UserError(f"the checkpoint's {' and '.join(sources)} have the shape {shapes}, not {tuple(parameter.shape)}")
+        with torch.no_grad():
+            parameter.copy_(torch.cat(pieces))
+        used |= set(sources)
+    check_unused(weights, used)
+    return network.eval(), description
+
+
+def check_unused(weights: dict[str, Tensor], used: set[str]) -> None:
+    """Raise UserError where an unused weight is neither a marker nor a copy of a used one (tied weights are stored twice)."""
+    copies = {
+        "output_projection.weight": "embed_tokens.weight",
+        "adaptive_softmax.head.word_proj.weight": "embed_tokens.embeddings.0.0.weight",
+    }
+    for name in set(weights) - used:
+        source = copies.get(name, "")
+        if tail := re.fullmatch(r"adaptive_softmax\.tail\.(\d+)\.([02])\.weight", name):  # 0: projection, 2: words
+            source = f"embed_tokens.embeddings.{int(tail[1]) + 1}.{1 if tail[2] == '0' else 0}.weight"
+        is_unused_norm = name.startswith("layer_norm.") and not has_final_norm(weights)
+        is_copy = source in weights and torch.equal(weights[source], weights[name])
+        if not (is_unused_norm or is_copy or name.endswith(("version", "_float_tensor"))):
+            raise UserError(f"the checkpoint's {name} has no place in this architecture: it is not supported")
+
+
+def check_supported(args: dict[str, Any], supported: dict[str, tuple[Any, ...]]) -> None:
+    """Raise UserError where an argument of the checkpoint has a value that is not supported."""
+    for name, values in supported.items():
+        if args.get(name) not in values:
+            raise UserError(f"the checkpoint's {name}={args[name]} is not supported, only {values[0]} is")
+
+
+def has_final_norm(weights: dict[str, Tensor]) -> bool:
+    """Return whether the decoder has a final norm: up to version 2 of the format it has none, even if the file holds one."""
+    version = weights.get("version")
+    return "layer_norm.weight" in weights and (version is None or float(version[0]) > 2)
+
+
+def embedding_tables(weights: dict[str, Tensor]) -> list[Tensor]:
+    """Return the decoder's embedding tables: a single one, or those of all bands in order."""
+    names = [name for name in weights if re.fullmatch(r"embed_tokens\.embeddings\.\d+\.0\.weight", name)]
+    names.sort(key=lambda name: int(name.split(".")[2]))
+    return [weights[name] for name in names or ["embed_tokens.weight"]]
+
+
+def language_model_config(checkpoint: FairseqCheckpoint) -> dict[str, Any]:
+    """Return embedding, backbone and head in the form of conf/model; UserError where the model is not supported."""
+    args, weights = checkpoint.args, checkpoint.weights
+    check_supported(args, LANGUAGE_MODEL)
+    if not str(args.get("arch", "")).startswith("transformer_lm"):
+        raise UserError(f"the checkpoint's architecture {args.get('arch')} is not supported, only transformer_lm_* is")
+    if args.get("adaptive_softmax_cutoff") is None:
+        embedding = {"_target_": PLAIN_INPUT, "width": embedding_tables(weights)[0].shape[1], "pad": PAD}
+        head: dict[str, Any] = {"_target_": SOFTMAX, "tied": "embed_out" not in weights}
+    else:
+        if not args.get("adaptive_input") or not args.get("tie_adaptive_weights"):
+            raise UserError("the checkpoint's adaptive softmax is not tied to an adaptive input, which is not supported")
+        embedding = {
+            "_target_": "trime.models.layers.embeddings.AdaptiveInput",
+            "width": args["decoder_embed_dim"],
+            "cutoffs": [*accumulate(map(len, embedding_tables(weights)))][:-1],
+            "factor": float(args.get("adaptive_input_factor") or args.get("adaptive_softmax_factor") or 4),
+            "pad": PAD,
+        }
+        tied = bool(args.get("tie_adaptive_proj"))
+        head = {"_target_": "trime.models.layers.heads.AdaptiveSoftmax", "tied_projections": tied, "dropped_in_band": False}
+    backbone = {
+        "_target_": "trime.models.backbones.transformer.Transformer",
+        "layers": args["decoder_layers"],
+        "heads": args["decoder_attention_heads"],
+        "inner": args["decoder_ffn_embed_dim"],
+        "positions": max(POSITIONS, int(args.get("tokens_per_sample") or 0)),
+        "final_norm": has_final_norm(weights),
+        "pad": PAD,
+    }
+    return {"embedding": embedding, "backbone": backbone, "head": head}
+
+
+def translation_config(checkpoint: FairseqCheckpoint) -> dict[str, Any]:
+    """Return the same for an encoder-decoder."""
+    args, weights = checkpoint.args, checkpoint.weights
+    if not str(args.get("arch", "")).startswith("transformer") or "encoder_layers" not in args:
+        raise UserError(f"the checkpoint's architecture {args.get('arch')} is not supported, only transformer_iwslt_de_en is")
+    check_supported(args, TRANSLATION)
+    for name in SIDES.values():
+        if args[f"encoder_{name}"] != args[f"decoder_{name}"]:
+            raise UserError(f"the checkpoint's encoder_{name} and decoder_{name} differ, which is not supported")
+    norm_first = {side: bool(args.get(f"{side}_normalize_before")) for side in ("encoder", "decoder")}
+    if norm_first["decoder"] != has_final_norm(weights):
+        raise UserError("the checkpoint has no norm after its pre-norm decoder, or one after a post-norm one: not supported")
+    backbone = {
+        "_target_": "trime.models.backbones.encoder_decoder.EncoderDecoder",
+        **{ours: args[f"decoder_{theirs}"] for ours, theirs in SIDES.items() if ours != "width"},
+        "positions": min(args.get(f"max_{side}_positions") or TRANSLATION_POSITIONS for side in ("source", "target")),
+        "key": "f",  # translation.key overrides it
+        "pad": PAD,
+        "source_vocabulary": len(weights["encoder.embed_tokens.weight"]),
+        **{f"{side}_norm_first": first for side, first in norm_first.items()},
+    }
+    embedding = {"_target_": PLAIN_INPUT, "width": args["decoder_embed_dim"], "pad": PAD}
+    head = {"_target_": SOFTMAX, "tied": bool(args.get("share_decoder_input_output_embed"))}
+    return {"embedding": embedding, "backbone": backbone, "head": head}
+
+
+def language_model_sources(name: str) -> list[str]:
+    """Return the names of the checkpoint's weights that are concatenated in a parameter of a language model."""
+    part, module, *rest = name.split(".")
+    if part == "head":
+        names = {"classes": "adaptive_softmax.head.class_proj.weight", "weight": "embed_out"}
+        return [names.get(module) or f"adaptive_softmax.tail.{rest[0]}.0.weight"]
+    if module == "embedding":
+        kind, number = rest
+        prefix = {"tables": f"embeddings.{number}.0.", "projections": f"embeddings.{number}.1."}.get(kind, "")
+        return [f"embed_tokens.{prefix}weight"]
+    if module == "final_norm":
+        return [f"layer_norm.{rest[0]}"]
+    number, *sublayer, kind = rest
+    if sublayer == ["attention", "qkv_proj"]:
+        return [f"layers.{number}.self_attn.{letter}_proj.{kind}" for letter in "qkv"]
+    if sublayer == ["attention", "out_proj"]:
+        return [f"layers.{number}.self_attn.out_proj.{kind}"]
+    return [f"layers.{number}.{SUBLAYERS['.'.join(sublayer)]}.{kind}"]
+
+
+def translation_sources(name: str) -> list[str]:
+    """Return the names of the checkpoint's weights that are concatenated in a parameter of an encoder-decoder."""
+    part, module, *rest = name.split(".")
+    names = {
+        "embedding": "embed_tokens.weight",
+        "source_embedding": "encoder.embed_tokens.weight",
+        "encoder_norm": f"encoder.layer_norm.{rest[-1] if rest else ''}",
+        "final_norm": f"layer_norm.{rest[-1] if rest else ''}",
+    }
+    if part == "head":
+        return ["output_projection.weight"]
+    if module in names:
+        return [names[module]]
+    number, *sublayer, kind = rest
+    layer = f"{'encoder.' if module == 'encoder' else ''}layers.{number}"
+    projections = {"q_proj": ["q"], "kv_proj": ["k", "v"], "out_proj": ["out"]}.get(sublayer[-1])
+    if projections:
+        return [f"{layer}.{SUBLAYERS[sublayer[0]]}.{projection}_proj.{kind}" for projection in projections]
+    return [f"{layer}.{SUBLAYERS['.'.join(sublayer)]}.{kind}"]
