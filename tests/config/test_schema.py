@@ -64,9 +64,9 @@ def test_no_malformed_value_is_accepted() -> None:
 
 
 def test_quantities_are_read_and_whole_numbers_are_numbers() -> None:
-    config = composed("evaluate.tokens=30k", "tune.temperature=[1,2]", "plan.probes=[1M,2e6]")
+    config = composed("evaluate.tokens=30k", "tune.temperature=[1,2]", "datastore.tokens=2e6")
     settings = validate(config)
-    assert settings.evaluate.tokens == 30_000 and settings.plan.probes == [10**6, 2 * 10**6]
+    assert settings.evaluate.tokens == 30_000 and settings.datastore.tokens == 2 * 10**6
     assert settings.tune.temperature == [1.0, 2.0] and all(isinstance(value, float) for value in settings.tune.temperature)
     assert settings.mixture.tokens == 200_000 and settings.index.metric == "ip"
 

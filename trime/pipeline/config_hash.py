@@ -49,7 +49,7 @@ def config_hash(config: DictConfig) -> str:
         without(content, VALIDATION)
     if not any(content["callbacks"].values()):
         content.pop("callbacks")
-    own = [node["datastore"] for node in content["memories"].values() if "datastore" in node]
+    own = [node["datastore"] for node in content["test_memories"].values() if "datastore" in node]
     for part in (content, content["evaluate"], content["datastore"], *own):
         if part.get("dataset"):
             identify_text(part["dataset"])

@@ -22,7 +22,7 @@ from trime.memory.base import Memory, MemoryTraits, ReplayableMemory, StateScope
 from trime.memory.external import ExternalMemory
 from trime.memory.ngrams import Ngrams, TextNgrams
 from trime.memory.retrieval.datastore import Datastore, check_k
-from trime.memory.retrieval.factories import AUTO
+from trime.memory.retrieval.index import AUTO
 from trime.pipeline.artefact import Artefact
 from trime.pipeline.model_io import check_positions
 from trime.pipeline.parts import RunParts
