@@ -27,8 +27,13 @@ FOR_HYDRA = ("_target_", "_partial_", "_convert_", "_recursive_")
 def validate(config: DictConfig) -> Settings:
     """Return a configuration as checked settings; UserError at the first value that its type does not allow."""
     from omegaconf import OmegaConf  # imported late, as pydantic below: --help needs none of it
+    from omegaconf.errors import OmegaConfBaseException
 
-    return checked(Settings, OmegaConf.to_container(config, resolve=True))
+    try:
+        content = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:  # a choice refers to a setting that another choice lacks
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}: choose parts that go together") from None
+    return checked(Settings, content)
 
 
 @cache
