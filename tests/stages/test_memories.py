@@ -119,7 +119,7 @@ def test_both_are_audited(two: tuple[Plan, Path]) -> None:
         ([f"+{OTHER}.index={{k: 0}}"], "test_memories.external_other.index.k=0"),
         ([f"+{OTHER}.index={{metric: l2}}"], "external_other compares"),
         ([f"+{OTHER}.datastore={{block: 0}}"], "test_memories.external_other.datastore.block=0"),
-        (["+memories.one_more={_target_: trime.memory.local.Nowhere}", "evaluate.rows=[{joint: [one_more]}]"], "one_more"),
+        (["+test_memories.one_more={_target_: trime.memory.local.Nowhere}", "evaluate.rows=[{joint: [one_more]}]"], "one_more"),
     ],
 )
 def test_mistakes_name_the_memory(settings: list[str], named: str) -> None:

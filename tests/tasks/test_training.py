@@ -18,7 +18,7 @@ import torch
 from omegaconf import DictConfig
 
 from tests.conftest import ROOT
-from tests.helpers.training import crash_before, load_weights, train
+from tests.helpers.training import SHARDED, crash_before, load_weights, train, train_watched
 from trime import progress
 from trime.errors import UserError
 from trime.memory.drawn import Drawn
@@ -27,9 +27,9 @@ from trime.memory.visibility import Local
 from trime.models.backbones.transformer import Transformer
 from trime.models.layers.embeddings import AdaptiveInput
 from trime.models.layers.heads import AdaptiveSoftmax
-from trime.models.network import Network, shard_weights
+from trime.models.network import Network
+from trime.plan import language_model as plan_module
 from trime.plan.language_model import Plan
-from trime.tasks import language_model
 from trime.tasks.language_model import LanguageModel, UpdateSettings
 from trime.types import Batch
 
@@ -218,14 +218,12 @@ def test_sharded_training_makes_the_model_of_one_process(
     tails = ("model.head.tied_projections=false",) * (experiment == "trime_ext")  # no target may lie in one process's tail
     options = (*options, *tails, "train.clip_norm=0.5", "trainer.accelerator=cpu", "trainer.strategy=fsdp")
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
-    shared: list[Network] = []
-    monkeypatch.setattr(
-        language_model, "shard_weights", lambda network, mesh: (shard_weights(network, mesh), shared.append(network))
-    )
+    monkeypatch.setenv(SHARDED, str(tmp_path / "sharded"))
+    monkeypatch.setattr(plan_module, "train_in", train_watched)
     with crash_before(5, monkeypatch):
         train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
     other = train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
-    assert len(shared) == (before > 1) + (after > 1)
+    assert len((tmp_path / "sharded").read_text().split()) == 2 * ((before > 1) + (after > 1)), "of both processes"
     difference = torch.cat([(one[name] - other[name]).abs().flatten() for name in one if not name.endswith("qkv_proj.bias")])
     assert difference.mean() < 1e-7 and difference.max() < 2e-4  # Adam amplifies gradients that are only noise
 

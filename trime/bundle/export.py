@@ -152,7 +152,7 @@ def portable_config(plan: Plan) -> dict[str, Any]:
     config["dataset"], config["evaluate"]["dataset"] = reader, None
     config["checkpoint"] = config["checkpoint"] and plan.model.folder.name
     sections = [(plan.config, config["datastore"])]
-    for name, node in config["memories"].items():
+    for name, node in config["test_memories"].items():
         if memory := plan.memories.stored.get(name):
             sections += [(memory.config, node["datastore"])] if "datastore" in node else []
         else:

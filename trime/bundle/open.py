@@ -31,7 +31,10 @@ def open_bundle(folder: Path, trusted: bool) -> Plan:
     if config["checkpoint"]:
         config["checkpoint"] = str(outputs / config["checkpoint"])
     config["dataset"]["path"] = str(folder)
-    for section in (config["datastore"], *(node["datastore"] for node in config["memories"].values() if "datastore" in node)):
+    for section in (
+        config["datastore"],
+        *(node["datastore"] for node in config["test_memories"].values() if "datastore" in node),
+    ):
         if section.get("dataset"):
             section["dataset"]["path"] = str(folder)
         if section.get("path"):
@@ -42,7 +45,7 @@ def open_bundle(folder: Path, trusted: bool) -> Plan:
     for own, artefact in roles_of(plan):
         for role, name in content["artefacts"].items():
             if role == own or (role in SHARED and own.endswith(SHARED[role])):
-                artefact.fingerprint = name.rpartition("-")[2]
+                vars(artefact)["fingerprint"] = name.rpartition("-")[2]  # in place of the one that it would compute
     return plan
 
 

@@ -71,7 +71,7 @@ def launch(config: DictConfig, train: Callable[..., None], *arguments: object) -
     ``train`` is a function of a module that torch's ``record`` decorates. If one process fails, the others are stopped, and its
     UserError is raised; KeyboardInterrupt if a signal stops them.
     """
-    nodes = int(config.trainer.num_nodes)
+    nodes, rank = int(config.trainer.num_nodes), node_rank(config)
     settings = LaunchConfig(
         min_nodes=nodes,
         max_nodes=nodes,
@@ -81,7 +81,7 @@ def launch(config: DictConfig, train: Callable[..., None], *arguments: object) -
         start_method="spawn",
         rdzv_backend="static" if nodes > 1 else "c10d",
         rdzv_endpoint=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if nodes > 1 else "localhost:0",
-        rdzv_configs={"rank": node_rank(config)} if nodes > 1 else {},
+        rdzv_configs={"rank": rank} if nodes > 1 else {},
     )
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it logs a page where one line will do
     try:

@@ -1,4 +1,4 @@
-"""Figures of one run, which ``report.figures`` lists (conf/figures): its curves, its analysis, the weights of its memories."""
+"""Figures of one run, as ``report.figures`` lists them: its curves, its analysis, the weights of its memories."""
 
 from __future__ import annotations
 
