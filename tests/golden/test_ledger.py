@@ -183,7 +183,7 @@ def test_the_page(tmp_path: Path) -> None:
     path = write_ledger(composed(f"paths.outputs={tmp_path}"))
     text = path.read_text()
     assert text.count("| not run |") == text.count("`python cli.py") > 250
-    assert "`python cli.py experiment=attendre/table5_waiting model.memory_size=512 eviction=lra_sum`" in text
+    assert "`python cli.py experiment=attendre/table5_waiting model.memory_size=512 eviction=table5/lra_sum`" in text
     assert "- `reproduce/table2/trime_ext`: Algorithm 1 as the paper has it" in text
     cell = Cell("TRIME Table 2", "row", "dev", 17.10, 0.1, "reproduce/x", "0")
     states = [Cell(**{**cell.__dict__, "value": value}).state for value in (None, 17.19, 17.21, 16.9)]
@@ -213,7 +213,7 @@ def test_a_planted_off_by_one_turns_a_cell_red(
 
     def states(outputs: Path) -> list[str]:
         config = tiny(*overrides(case), f"paths.outputs={outputs}", "name=vectors")
-        OmegaConf.update(config, "expected", expected)
+        OmegaConf.update(config, "expected", expected, force_add=True)
         assert [found.state for found in cells_of(name, config, results_in([outputs]))] == ["not run"]
         run(config)
         return [found.state for found in cells_of(name, config, results_in([outputs]))]

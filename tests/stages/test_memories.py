@@ -15,6 +15,7 @@ from tests.conftest import composed
 from trime.errors import UserError
 from trime.inspection.audit import audit
 from trime.plan.language_model import Plan
+from trime.report.run_result import run_from_json
 from trime.report.tables import run_table
 from trime.run.preflight import check
 from trime.run.runner import run
@@ -72,7 +73,7 @@ def test_each_memory_has_its_text_and_its_index(two: tuple[Plan, Path]) -> None:
     assert set(results["subsets"]["costs"]) == {"local", "external", "external_other"}
     hits = results["analysis"]["test"]["retrieval_by_memory"]
     assert hits["external"].keys() == hits["external_other"].keys() == {"1", "8"} and hits["external"] != hits["external_other"]
-    assert any("external_other" in cell for line in run_table(results)[1] for cell in line)
+    assert any("external_other" in cell for line in run_table(run_from_json(results))[1] for cell in line)
 
 
 def test_their_masses_are_those_of_each_alone(two: tuple[Plan, Path]) -> None:
