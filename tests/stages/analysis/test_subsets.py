@@ -140,7 +140,8 @@ def test_a_frontier_has_each_subset_once(swept: tuple[Plan, Path]) -> None:
     other = json.loads(json.dumps(results))
     other["subsets"]["external_search"]["k"] = 2
     built = json.loads(json.dumps(results))
-    built["datastore"] |= {"index": "IVF16_SQ8", "nprobe": 4}
+    for store in (built["datastore"], built["datastores"]["external"]):
+        store |= {"index": "IVF16_SQ8", "nprobe": 4}
     points = frontier_points([*map(scored, (results, other, built))])
     assert len(points) == 8 + 4 + 4 and sum("IVF16_SQ8, nprobe 4, K" in one.label for one in points) == 4
     assert all(one.seconds > 0 for one in points) and {
