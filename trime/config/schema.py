@@ -263,12 +263,22 @@ class Generate(Section):
     entries: Size = setting(3, "entries of memories that explain=true lists per token")
 
 
+class SmallQuestions(TypedDict, total=False):
+    """Settings of the questions that a small model learns from; others of conf/questions may be added."""
+
+    words: Count
+    min_words: Size | None
+
+
+SmallQuestions.__pydantic_config__ = {"extra": "allow"}  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True)
 class Small(Section):
     """A small model in the transformers format, which stages=[train_small] trains on questions over short contexts."""
 
     model: Part = setting(SMALL_MODEL, "kind and sizes of the model")
-    questions: dict[str, Any] = setting(SMALL_QUESTIONS, "settings of questions that differ in training")
+    questions: SmallQuestions = setting(SMALL_QUESTIONS, "settings of questions that differ in training")
     vocabulary: Annotated[int, Ge(3)] = setting(8000, "words; with stages=[init_small] byte pairs")
     updates: Size = setting(3000, "updates of its training in experiment=attendre_train_small")
     batch: Count = setting(16, "questions per update")
