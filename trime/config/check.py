@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import math
 import typing
 from collections.abc import Iterator
 from dataclasses import is_dataclass
@@ -108,12 +109,17 @@ def check_argument(key: str, value: Any, hint: Any) -> None:
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key}={value}: it must be a finite number")
     try:
         TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
     except ValidationError:
         if value is not None or str not in (*typing.get_args(hint), hint):  # a text that is needed is asked for when it is used
             raise UserError(f"{key}={written(value)}: it must be {described(hint)}") from None
     except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation):
+        if isinstance(value, dict):  # an object of a class that pydantic does not know
+            names = ", ".join(f"{key}.{name}" for name in value) or key
+            raise UserError(f"{names}: {key} names no class: add _target_: package.module.CLASS") from None
         return
     if isinstance(value, int) and value < 0:
         raise UserError(f"{key}={value}: it must be at least 0")
