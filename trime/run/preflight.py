@@ -118,7 +118,6 @@ def check_memories(config: DictConfig) -> None:
         raise UserError("each worker of engine=ray would start those of index.engine=ray: choose one of them")
     if config.index.replicas > 1 and config.index.engine != "ray":
         raise UserError(f"index.replicas={config.index.replicas} are workers of Ray: set index.engine=ray, or index.replicas=1")
-    check_index_factory(config)
     check_sizes(config)
     batching = built(config, "batching")
     memory = built(config, "memory") if config.memory.get("_target_") else None
@@ -139,6 +138,8 @@ def check_memories(config: DictConfig) -> None:
             f"memory.metric={metric} in training and {OmegaConf.select(config, at_test)} at test: set {at_test} alone"
         )
     memories = build_plan(config).memories
+    if memories.datastores:
+        check_index_factory(config)
     for stored in memories.stored.values():
         stored.check_settings()
     rows = [row for row in rows_of(config) if isinstance(row, MixtureSpec)] if config.task == "language_model" else []
