@@ -18,6 +18,7 @@ import argparse
 import shutil
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,7 @@ def value_at(law: Law, entries: int, machines: int = 1) -> float:
     return float(first + sum(rest) / machines)
 
 
+@cache  # it takes seconds, and laws ask for it again and again
 def comparison_seconds(width: int, cells: float, metric: str) -> float:
     """Return the seconds of comparing a key with a centroid, among as many."""
     generator = torch.Generator().manual_seed(0)

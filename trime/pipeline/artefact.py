@@ -40,6 +40,12 @@ class Lab:
     verify: bool
     run_parts: Callable[[Any, Any, Any], None]
 
+    @classmethod
+    def of(cls, config: Any, run_parts: Callable[[Any, Any, Any], None]) -> Lab:
+        """Return the places that a configuration names, and an engine."""
+        outputs, data = (Path(config.paths[name]).expanduser() for name in ("outputs", "data"))
+        return cls(outputs, data, config.artefacts.verify, run_parts)
+
 
 def identity_of(value: Any) -> Any:
     """Return what a value contributes to a hash, as plain data: an artefact its fingerprint, a dataclass its fields.
@@ -181,9 +187,7 @@ class ConfiguredArtefact(Configured, Artefact):
     @property
     def lab(self) -> Lab:  # type: ignore[override]
         """The places of the configuration, and the engine that the artefact was given."""
-        paths = (Path(self.config.paths[name]).expanduser() for name in ("outputs", "data"))
-        outputs, data = paths
-        return Lab(outputs, data, self.config.artefacts.verify, getattr(self, "run_parts", None))  # type: ignore[arg-type]
+        return Lab.of(self.config, getattr(self, "run_parts", None))  # type: ignore[arg-type]
 
     def needs(self) -> list[Artefact]:
         return []

@@ -78,8 +78,7 @@ class Plan:
     @cached_property
     def lab(self) -> Lab:
         """Where this experiment's artefacts lie, and who makes them."""
-        outputs, data = (Path(self.config.paths[name]).expanduser() for name in ("outputs", "data"))
-        return Lab(outputs, data, self.config.artefacts.verify, self.run_parts)
+        return Lab.of(self.config, self.run_parts)
 
     @cached_property
     def corpus(self) -> PreparedText:
@@ -131,8 +130,11 @@ class Plan:
     @property
     def services(self) -> Services:
         """What this run offers its training."""
-        settings = OmegaConf.to_yaml(self.config, resolve=True)
-        return Services(lambda: self.loggers, lambda folder: launch(self.config, train_in, type(self), settings, folder))
+
+        def train(folder: Path) -> None:
+            launch(self.config, train_in, type(self), OmegaConf.to_yaml(self.config, resolve=True), folder)
+
+        return Services(lambda: self.loggers, train)
 
     @cached_property
     def valid(self) -> Encode:
@@ -301,7 +303,7 @@ class Plan:
 
     def results_folder(self, results: Artefact) -> Path:
         """Return the folder of results, named by experiment, seed and what determines them."""
-        runs = Path(self.config.paths.outputs).expanduser() / "runs" / self.config.name
+        runs = self.lab.outputs / "runs" / self.config.name
         return runs / f"seed{self.config.seed}-{results.fingerprint[:8]}"
 
     def made_by(self, stage: str) -> list[Artefact]:

@@ -35,10 +35,8 @@ class TranslationPlan(Plan):
     @cached_property
     def corpus(self) -> PreparePairs:
         """The parallel corpus."""
-        vocabulary, joined = (
-            VocabularySettings(self.config.vocabulary.max_size, 0, False),
-            self.config.translation.joined_dictionary,
-        )
+        vocabulary = VocabularySettings(self.config.vocabulary.max_size, 0, False)
+        joined = self.config.translation.joined_dictionary
         return PreparePairs(plain(self.config.dataset), vocabulary, self.lab, joined, self.dictionaries)
 
     @cached_property

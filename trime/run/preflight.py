@@ -30,7 +30,6 @@ from trime.pipeline.rows import NOT_FITTED, memories_of, rows_of, traits_of
 from trime.pipeline.training import added_callbacks
 from trime.plan.by_task import build_plan
 from trime.report.report_runs import NAME, check_report
-from trime.stages.datastore import check_index_factory
 from trime.stages.memories import Memories
 from trime.stages.mixture import given_mixture
 from trime.urls import is_url
@@ -138,8 +137,6 @@ def check_memories(config: DictConfig) -> None:
             f"memory.metric={metric} in training and {OmegaConf.select(config, at_test)} at test: set {at_test} alone"
         )
     memories = build_plan(config).memories
-    if memories.datastores:
-        check_index_factory(config)
     for stored in memories.stored.values():
         stored.check_settings()
     rows = [row for row in rows_of(config) if isinstance(row, MixtureSpec)] if config.task == "language_model" else []

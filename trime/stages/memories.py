@@ -128,10 +128,9 @@ class DatastoreMemory(StoredMemory):
             if unknown := settings.keys() - self.config[section].keys():
                 known = ", ".join(map(str, self.config[section]))
                 raise UserError(f"test_memories.{name}.{section}.{min(unknown)}: there is no such setting: choose from {known}")
-        replaced = (
-            {"datastore": {"dataset": None}} if "dataset" in (datastore or {}) else {}
-        )  # else two datasets would be merged
-        self.config = OmegaConf.merge(self.config, replaced, self.changed)  # type: ignore[assignment]
+        # Another dataset replaces the section's: the settings of the two would be merged.
+        cleared = {"datastore": {"dataset": None}} if "dataset" in self.changed["datastore"] else {}
+        self.config = OmegaConf.merge(self.config, cleared, self.changed)  # type: ignore[assignment]
 
     @property
     def metric(self) -> str:  # type: ignore[override]
@@ -167,13 +166,13 @@ class DatastoreMemory(StoredMemory):
     def check_settings(self) -> None:
         if self.config.index.factory not in (None, AUTO) and "datastore" in self.config.stages:  # with auto, its size decides
             check_faiss(self.config.index.factory)
-        if any(self.changed.values()):  # the sections themselves are checked for every experiment
-            for section, kind in (("datastore", schema.Datastore), ("index", schema.Index)):
-                checked(kind, plain(self.config[section]), f"test_memories.{self.name}.{section}")
-            try:
-                check_index_factory(self.config)
-            except UserError as error:
-                raise UserError(f"test_memories.{self.name}.{error}") from None
+        own = f"test_memories.{self.name}." if any(self.changed.values()) else ""  # else its settings are those of the sections
+        for section, kind in (("datastore", schema.Datastore), ("index", schema.Index)) if own else ():
+            checked(kind, plain(self.config[section]), f"{own}{section}")
+        try:
+            check_index_factory(self.config)
+        except UserError as error:
+            raise UserError(f"{own}{error}") from None
 
     def check_text(self) -> None:
         if not isinstance(self.store, Encode):  # else it was encoded already

@@ -68,8 +68,10 @@ class PackParts(Parts):
     def __init__(self, pack: Pack, folder: Path):
         self.pack, self.folder, self.corpus = pack, folder, pack.corpus.corpus()
         self.text = self.corpus.split("train")
-        long = pack.length
-        self.segments = training_segments(self.text, long, pack.bounded) if long else sentence_segments(self.text)
+        if pack.length is None:
+            self.segments = sentence_segments(self.text)
+        else:
+            self.segments = training_segments(self.text, pack.length, pack.bounded)
         self.sizes = [min(QUERIES, len(self.segments) - start) for start in range(0, len(self.segments), QUERIES)]
 
     def file(self, number: int) -> Path:
