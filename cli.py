@@ -2,7 +2,7 @@
 
 import sys
 
-from trime.run.main import main
+from trime.lab.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

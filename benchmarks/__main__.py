@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.measure import RESULTS, publish
-from trime.kernels.cpu import prepare_cpu
+from trime.common.cpu import prepare_cpu
 
 NAMES = (
     *("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit", "mixture"),

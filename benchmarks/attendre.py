@@ -18,14 +18,14 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.measure import Claim, Measured, alternately
-from trime.eviction.base import EvictionPolicy
-from trime.eviction.fifo import FIFO
-from trime.eviction.initial import BelowMean
-from trime.eviction.lfa import LFA
-from trime.eviction.lra_sum import LRASum
-from trime.eviction.score_transform import Raw
-from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre
+from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.eviction.base import EvictionPolicy
+from trime.memory.slots.eviction.fifo import FIFO
+from trime.memory.slots.eviction.initial import BelowMean
+from trime.memory.slots.eviction.lfa import LFA
+from trime.memory.slots.eviction.lra_sum import LRASum
+from trime.memory.slots.eviction.score_transform import Raw
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.reader import LongReader
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.small import Small

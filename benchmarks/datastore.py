@@ -22,15 +22,15 @@ from omegaconf import DictConfig
 from benchmarks import external
 from benchmarks.external import Contestant
 from benchmarks.measure import Claim, Measured, alternately, ratio
-from trime.metrics import perplexity
+from trime.common.metrics import perplexity
+from trime.lab.runner import run
 from trime.models.network import Reader
-from trime.pipeline.model_io import open_network
-from trime.pipeline.precision import autocast
-from trime.pipeline.processes import device_of
-from trime.plan.language_model import Plan
-from trime.run.runner import run
 from trime.stages.encode import Encode
+from trime.stages.graph import Plan
+from trime.stages.model_io import open_network
 from trime.stages.tune import sample_queries
+from trime.training.precision import autocast
+from trime.training.processes import device_of
 
 COMPRESSED = [
     ("float16", None),

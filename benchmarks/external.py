@@ -18,19 +18,19 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio
-from trime.evaluation.loss_sums import LossSums
-from trime.memory.external import ExternalMemory
+from trime.common.metrics import perplexity
+from trime.config.compose import compose_config
+from trime.lab.runner import run
+from trime.memory.inference.external import ExternalMemory
 from trime.memory.retrieval.index import cell_count, complete_factory
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, recall_of
-from trime.metrics import perplexity
-from trime.pipeline.compose import compose_config
-from trime.pipeline.processes import device_of
-from trime.pipeline.rows import rows_of
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.scoring.loss_sums import LossSums
+from trime.scoring.rows import rows_of
 from trime.stages.encode import read_windows
+from trime.stages.graph import Plan
 from trime.stages.scoring import build_scorer
 from trime.stages.tune import sample_queries
+from trime.training.processes import device_of
 
 ENOUGH, BOUND = 0.8, 5.0  # minimal recall, and maximal time over evaluation without the external memory
 

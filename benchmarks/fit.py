@@ -21,9 +21,9 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.measure import ROOT, Measured, alternately, ratio
-from trime.pipeline.compose import compose_config
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.config.compose import compose_config
+from trime.lab.runner import run
+from trime.stages.graph import Plan
 
 EXPERIMENTS, UPDATES = ("vanilla", "trime", "trime_long", "trime_ext"), 40
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from trime.metrics import ResourceUsage
+from trime.common.metrics import ResourceUsage
+from trime.lab.provenance import commit, hardware, versions
 from trime.report.tables import markdown
-from trime.run.provenance import commit, hardware, versions
 
 Name = TypeVar("Name")
 ROOT = Path(__file__).parents[1]

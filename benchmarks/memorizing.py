@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.data.datasets.stdlib import StandardLibrary
-from trime.eviction.fifo import FIFO
+from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.backbones.kv_memory import KeyValueMemory
 from trime.models.backbones.memorizing import AttentionConfig, memorizing_transformer
 from trime.models.backbones.stateful import StatefulBackbone

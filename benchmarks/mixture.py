@@ -17,15 +17,15 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio
-from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
-from trime.evaluation.mixture_spec import MixtureSpec
-from trime.pipeline.compose import compose_config
-from trime.pipeline.processes import device_of
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.config.compose import compose_config
+from trime.lab.runner import run
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
+from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.encode import read_windows
+from trime.stages.graph import Plan
 from trime.stages.mixture import TuneMixture
 from trime.stages.scoring import build_scorer
+from trime.training.processes import device_of
 
 MEMORIES = (("local",), ("local", "long"), ("local", "long", "external"))
 SLOWER, SECONDS = 1.05, 30.0  # maximal time over that of Eq. 6; maximal seconds of a fit to 100,000 tokens on one core

@@ -26,14 +26,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio, share
-from trime.kernels.cpu import select_matmul
-from trime.memory.objective.blockwise import blockwise_mass
-from trime.memory.visibility import External, Local, Long, Visibility
-from trime.metrics import process_peak, reset_process_peak
-from trime.mixtures.joint import joint_log_prob
+from trime.common.cpu import select_matmul
+from trime.common.metrics import process_peak, reset_process_peak
+from trime.common.types import Contexts, LogMass, TokenPosition
+from trime.memory.training.objective.blockwise import blockwise_mass
+from trime.memory.training.visibility import External, Local, Long, Visibility
 from trime.models.layers.embeddings import AdaptiveInput
 from trime.models.layers.heads import AdaptiveSoftmax
-from trime.types import Contexts, LogMass, TokenPosition
+from trime.scoring.mixtures.joint import joint_log_prob
 
 SEGMENT, WORDS, CUTOFFS = 512, 50_000, [20_000]
 SIGHTS: dict[str, Visibility] = {"external": External(), "local": Local(), "long": Long()}

@@ -22,9 +22,9 @@ import torch
 
 from benchmarks.__main__ import NAMES
 from benchmarks.measure import RESULTS, ROOT
-from trime.io import write_atomically
+from trime.common.io import write_atomically
+from trime.lab.provenance import commit, hardware
 from trime.report.tables import markdown
-from trime.run.provenance import commit, hardware
 
 GPU = RESULTS / "gpu"
 LONGEST = 600  # seconds of a step before the trainings

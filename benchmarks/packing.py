@@ -19,8 +19,8 @@ import numba
 import numpy as np
 
 from benchmarks.measure import Claim, Measured, alternately, ratio
+from trime.common.metrics import ResourceUsage, process_peak
 from trime.data.neighbours import Fast, Reference
-from trime.metrics import ResourceUsage, process_peak
 
 WORDS, DOCUMENT, OWN, SHARE, K = 32_000, 100, 300, 0.15, 20
 WHOLE = 690_000  # segments of 150 tokens: WikiText-103 in the 150M model's training (TRIME Table 9)

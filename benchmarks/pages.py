@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from trime.metrics import perplexity
+from trime.common.metrics import perplexity
 from trime.report import bootstrap
 from trime.report.bootstrap import Difference
 from trime.report.comparison import order_table

@@ -17,16 +17,16 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks.measure import Measured
+from trime.common.progress import Progress
+from trime.config.compose import compose_config
 from trime.data.questions.base import Example, contains_answer
-from trime.inspection.answer_samples import answer_places
 from trime.models.pretrained.answering import Answerer, DecoderSession, greedy
 from trime.models.pretrained.tokenizer import load_tokenizer
-from trime.pipeline.compose import compose_config
-from trime.pipeline.pretrained import ensure_model_folder
-from trime.plan.language_model import Plan
-from trime.progress import Progress
+from trime.stages.graph import Plan
 from trime.stages.long_context.prompts import Prompt
 from trime.stages.long_context.train_small import batched
+from trime.stages.pretrained import ensure_model_folder
+from trime.stages.samples.answer_samples import answer_places
 
 POLICIES = ("sink", "lfa", "tova", "snapkv", "lra_sum", "lra_last", "lru", "fifo", "h2o", "lra_max", "key_norm")
 BATCH = 4  # prompts that are read at once

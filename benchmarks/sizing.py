@@ -28,16 +28,16 @@ from omegaconf import DictConfig, OmegaConf
 from scipy.optimize import nnls
 
 from benchmarks.measure import Claim, Measured
+from trime.common.io import partial_of
+from trime.config.compose import compose_config
 from trime.data.segments import parse_token_count
 from trime.errors import UserError
-from trime.io import partial_of
+from trime.lab.artefact import Artefact
+from trime.lab.manifest import build_seconds
 from trime.memory.retrieval.index import AUTO, cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ivf import SAMPLE, STEPS, nearest_centroid
-from trime.pipeline.artefact import Artefact
-from trime.pipeline.compose import compose_config
-from trime.pipeline.manifest import build_seconds
-from trime.plan.by_task import build_plan
-from trime.plan.language_model import Plan
+from trime.stages.graph import Plan
+from trime.stages.graphs import build_plan
 
 STAGES = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate")
 GROWING = ("encode", "datastore", "tune", "evaluate")  # with the datastore

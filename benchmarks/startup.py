@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.measure import ROOT, Claim, Measured, alternately
 from benchmarks.packing import sample_words
-from trime.pipeline.compose import compose_config
-from trime.run.runner import run
+from trime.config.compose import compose_config
+from trime.lab.runner import run
 
 COMMANDS = {
     "--help": ["--help"],

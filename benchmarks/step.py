@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 
 from benchmarks.measure import Claim, Measured, alternately, ratio
 from benchmarks.objective import Implementations
+from trime.config.compose import compose_config
 from trime.models.network import build_network
-from trime.pipeline.compose import compose_config
 
 WORDS = 267_744  # WikiText-103's vocabulary
 SIGHTS = {"trime": "local", "trime_long": "long", "trime_ext": "external"}

@@ -22,8 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import trime.config.register  # noqa: F401  the schema, which Hydra composes
+from trime.common.io import replacing
 from trime.config.folder import CONF
-from trime.io import replacing
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))

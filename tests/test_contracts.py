@@ -8,14 +8,14 @@ from hydra.utils import instantiate
 
 from tests.conftest import ROOT, composed
 from tests.helpers.laws import ROWS, WORDS, contexts
-from trime.eviction.fifo import FIFO
-from trime.eviction.initial import Constant
-from trime.eviction.lra_sum import LRASum
-from trime.eviction.score_transform import Raw
-from trime.memory.evicting import EvictingTokenMemory
-from trime.memory.fifo import FifoTokenMemory
-from trime.memory.in_batch import InBatch
-from trime.types import Contexts, LogMass
+from trime.common.types import Contexts, LogMass
+from trime.memory.inference.evicting import EvictingTokenMemory
+from trime.memory.inference.fifo import FifoTokenMemory
+from trime.memory.slots.eviction.fifo import FIFO
+from trime.memory.slots.eviction.initial import Constant
+from trime.memory.slots.eviction.lra_sum import LRASum
+from trime.memory.slots.eviction.score_transform import Raw
+from trime.memory.training.in_batch import InBatch
 
 MEMORIES = sorted(path.stem for path in (ROOT / "conf" / "memory").glob("*.yaml") if path.stem != "none")
 DIVISOR = torch.tensor([1.0], dtype=torch.float64)

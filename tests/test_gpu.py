@@ -14,12 +14,12 @@ from torch import distributed
 
 from benchmarks.objective import Implementations
 from tests.helpers.laws import ROWS, contexts
-from trime.memory.distributed import _Gather
-from trime.memory.objective.blockwise import blockwise_mass
+from trime.common.types import Contexts, TokenPosition
+from trime.lab.runner import run
 from trime.memory.retrieval.search import ExactSearch
-from trime.memory.visibility import External
-from trime.run.runner import run
-from trime.types import Contexts, TokenPosition
+from trime.memory.training.distributed import _Gather
+from trime.memory.training.objective.blockwise import blockwise_mass
+from trime.memory.training.visibility import External
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from tests.conftest import composed
 from tests.helpers.laws import ROWS, VISIBILITIES, WORDS, contexts, direct_mass, eq5
+from trime.common.types import Contexts, LogMass
 from trime.data.batching.policies import generator, greedy_chain
-from trime.memory.drawn import Drawn
-from trime.memory.fifo import FifoTokenMemory
-from trime.memory.in_batch import InBatch, local_draw
-from trime.memory.objective.blockwise import blockwise_mass
+from trime.memory.inference.fifo import FifoTokenMemory
 from trime.memory.retrieval.search import ExactSearch
 from trime.memory.similarity import similarity
-from trime.memory.visibility import (
+from trime.memory.training.drawn import Drawn
+from trime.memory.training.in_batch import InBatch, local_draw
+from trime.memory.training.objective.blockwise import blockwise_mass
+from trime.memory.training.visibility import (
     Everything,
     External,
     Local,
@@ -26,9 +27,8 @@ from trime.memory.visibility import (
     Others,
     SameDocument,
 )
-from trime.mixtures.joint import interpolate, joint_log_prob, memory_share, pool_masses
-from trime.pipeline.rows import parse_row
-from trime.types import Contexts, LogMass
+from trime.scoring.mixtures.joint import interpolate, joint_log_prob, memory_share, pool_masses
+from trime.scoring.rows import parse_row
 
 
 def plain_mass(logits: Tensor, token: Tensor) -> LogMass:

@@ -19,10 +19,10 @@ from omegaconf import DictConfig
 import trime
 from tests.conftest import NO_PICTURES, ROOT
 from tests.helpers.pretrained import save_model
+from trime.common.io import write_tensors
 from trime.errors import UserError
-from trime.io import write_tensors
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.lab.runner import run
+from trime.stages.graph import Plan
 
 NOT_NEEDED = ("hydra", "omegaconf", "pytorch_lightning", "wandb", "matplotlib", "transformers", "faiss")
 
@@ -73,7 +73,7 @@ def test_the_wheel_holds_the_configuration_and_the_command(tmp_path: Path) -> No
         archive.extractall(tmp_path / "installed")
     shutil.rmtree(source)
     code = (
-        "import sys; from trime.run.command_line import main; from trime.run.provenance import commit\n"
+        "import sys; from trime.lab.command_line import main; from trime.lab.provenance import commit\n"
         "sys.argv = ['trime', 'experiment=trime', 'size=tiny', 'stages=[prepare]', 'dataset.modules=20']\n"
         f"assert commit() is None and main() == 0 and main.__code__.co_filename.startswith('{tmp_path}')"
     )
@@ -81,7 +81,7 @@ def test_the_wheel_holds_the_configuration_and_the_command(tmp_path: Path) -> No
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-1500:]
     names = (tmp_path / "installed" / f"trime-{trime.__version__}.dist-info" / "entry_points.txt").read_text()
-    assert "trime = trime.run.main:main" in names and (tmp_path / "data" / "prepared").is_dir()
+    assert "trime = trime.lab.main:main" in names and (tmp_path / "data" / "prepared").is_dir()
 
 
 @pytest.mark.slow

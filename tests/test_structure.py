@@ -68,9 +68,9 @@ ONLY_IN = {
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),
     "snowballstemmer": {"trime/data/neighbours.py"},
-    "pydivsufsort": {"trime/memory/ngrams.py"},
+    "pydivsufsort": {"trime/memory/inference/ngrams.py"},
     "peft": {"trime/models/pretrained/lora.py"},
-    "wandb": {"trime/pipeline/tracking.py"},  # inside a function: only runs that log to W&B import it
+    "wandb": {"trime/lab/tracking.py"},  # inside a function: only runs that log to W&B import it
     "transformers": {
         f"trime/models/pretrained/{name}.py" for name in ("evicting_cache", "gguf", "loading", "small", "tokenizer")
     },

@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trime.bundle.loaded_model import load
     from trime.data.neighbours import Fast as BM25Neighbours
-    from trime.evaluation.memory_mixture import MemoryMixture, window_of
-    from trime.eviction.fifo import FIFO
-    from trime.eviction.h2o import H2O
-    from trime.eviction.initial import BelowMean, Constant, OwnPosition
-    from trime.eviction.key_norm import KeyNorm
-    from trime.eviction.lfa import LFA
-    from trime.eviction.lfu import LFU
-    from trime.eviction.lra_last import LRALast
-    from trime.eviction.lra_max import LRAMax
-    from trime.eviction.lra_sum import LRASum
-    from trime.eviction.lru import LRU
-    from trime.eviction.score_transform import Clipped, Raw, Softmax
-    from trime.eviction.sink import Sink
-    from trime.eviction.snapkv import SnapKV
-    from trime.eviction.tova import TOVA
-    from trime.memory.base import Memory, Window
-    from trime.memory.external import ExternalMemory
-    from trime.memory.local import LocalMemory
-    from trime.memory.long import LongMemory
+    from trime.memory.inference.base import Memory, Window
+    from trime.memory.inference.external import ExternalMemory
+    from trime.memory.inference.local import LocalMemory
+    from trime.memory.inference.long import LongMemory
     from trime.memory.retrieval.datastore import Datastore, KNNMemory
-    from trime.memory.visibility import External, Local, Long, Others
-    from trime.mixtures.adaptive import Adaptive
-    from trime.mixtures.calibrated import Calibrated
-    from trime.mixtures.joint import interpolate, joint_log_prob
+    from trime.memory.slots.eviction.fifo import FIFO
+    from trime.memory.slots.eviction.h2o import H2O
+    from trime.memory.slots.eviction.initial import BelowMean, Constant, OwnPosition
+    from trime.memory.slots.eviction.key_norm import KeyNorm
+    from trime.memory.slots.eviction.lfa import LFA
+    from trime.memory.slots.eviction.lfu import LFU
+    from trime.memory.slots.eviction.lra_last import LRALast
+    from trime.memory.slots.eviction.lra_max import LRAMax
+    from trime.memory.slots.eviction.lra_sum import LRASum
+    from trime.memory.slots.eviction.lru import LRU
+    from trime.memory.slots.eviction.score_transform import Clipped, Raw, Softmax
+    from trime.memory.slots.eviction.sink import Sink
+    from trime.memory.slots.eviction.snapkv import SnapKV
+    from trime.memory.slots.eviction.tova import TOVA
+    from trime.memory.training.visibility import External, Local, Long, Others
     from trime.models.pretrained.evicting_cache import EvictingCache
-    from trime.tasks.trime_loss import trime_loss
+    from trime.scoring.memory_mixture import MemoryMixture, window_of
+    from trime.scoring.mixtures.adaptive import Adaptive
+    from trime.scoring.mixtures.calibrated import Calibrated
+    from trime.scoring.mixtures.joint import interpolate, joint_log_prob
+    from trime.training.trime_loss import trime_loss
 
 __version__ = "0.2.0"
 __all__ = [
@@ -81,45 +81,45 @@ __all__ = [
     "window_of",
 ]
 DEFINED_IN = {
-    "FIFO": "trime.eviction.fifo",
-    "H2O": "trime.eviction.h2o",
-    "LFA": "trime.eviction.lfa",
-    "LFU": "trime.eviction.lfu",
-    "LRU": "trime.eviction.lru",
-    "TOVA": "trime.eviction.tova",
-    "Adaptive": "trime.mixtures.adaptive",
+    "FIFO": "trime.memory.slots.eviction.fifo",
+    "H2O": "trime.memory.slots.eviction.h2o",
+    "LFA": "trime.memory.slots.eviction.lfa",
+    "LFU": "trime.memory.slots.eviction.lfu",
+    "LRU": "trime.memory.slots.eviction.lru",
+    "TOVA": "trime.memory.slots.eviction.tova",
+    "Adaptive": "trime.scoring.mixtures.adaptive",
     "BM25Neighbours": "trime.data.neighbours",
-    "BelowMean": "trime.eviction.initial",
-    "Calibrated": "trime.mixtures.calibrated",
-    "Clipped": "trime.eviction.score_transform",
-    "Constant": "trime.eviction.initial",
+    "BelowMean": "trime.memory.slots.eviction.initial",
+    "Calibrated": "trime.scoring.mixtures.calibrated",
+    "Clipped": "trime.memory.slots.eviction.score_transform",
+    "Constant": "trime.memory.slots.eviction.initial",
     "Datastore": "trime.memory.retrieval.datastore",
     "EvictingCache": "trime.models.pretrained.evicting_cache",
-    "External": "trime.memory.visibility",
-    "ExternalMemory": "trime.memory.external",
+    "External": "trime.memory.training.visibility",
+    "ExternalMemory": "trime.memory.inference.external",
     "KNNMemory": "trime.memory.retrieval.datastore",
-    "KeyNorm": "trime.eviction.key_norm",
-    "LRALast": "trime.eviction.lra_last",
-    "LRAMax": "trime.eviction.lra_max",
-    "LRASum": "trime.eviction.lra_sum",
-    "Local": "trime.memory.visibility",
-    "LocalMemory": "trime.memory.local",
-    "Long": "trime.memory.visibility",
-    "LongMemory": "trime.memory.long",
-    "Memory": "trime.memory.base",
-    "MemoryMixture": "trime.evaluation.memory_mixture",
-    "Others": "trime.memory.visibility",
-    "OwnPosition": "trime.eviction.initial",
-    "Raw": "trime.eviction.score_transform",
-    "Sink": "trime.eviction.sink",
-    "SnapKV": "trime.eviction.snapkv",
-    "Softmax": "trime.eviction.score_transform",
-    "Window": "trime.memory.base",
-    "interpolate": "trime.mixtures.joint",
-    "joint_log_prob": "trime.mixtures.joint",
+    "KeyNorm": "trime.memory.slots.eviction.key_norm",
+    "LRALast": "trime.memory.slots.eviction.lra_last",
+    "LRAMax": "trime.memory.slots.eviction.lra_max",
+    "LRASum": "trime.memory.slots.eviction.lra_sum",
+    "Local": "trime.memory.training.visibility",
+    "LocalMemory": "trime.memory.inference.local",
+    "Long": "trime.memory.training.visibility",
+    "LongMemory": "trime.memory.inference.long",
+    "Memory": "trime.memory.inference.base",
+    "MemoryMixture": "trime.scoring.memory_mixture",
+    "Others": "trime.memory.training.visibility",
+    "OwnPosition": "trime.memory.slots.eviction.initial",
+    "Raw": "trime.memory.slots.eviction.score_transform",
+    "Sink": "trime.memory.slots.eviction.sink",
+    "SnapKV": "trime.memory.slots.eviction.snapkv",
+    "Softmax": "trime.memory.slots.eviction.score_transform",
+    "Window": "trime.memory.inference.base",
+    "interpolate": "trime.scoring.mixtures.joint",
+    "joint_log_prob": "trime.scoring.mixtures.joint",
     "load": "trime.bundle.loaded_model",
-    "trime_loss": "trime.tasks.trime_loss",
-    "window_of": "trime.evaluation.memory_mixture",
+    "trime_loss": "trime.training.trime_loss",
+    "window_of": "trime.scoring.memory_mixture",
 }
 ALIASES = {"BM25Neighbours": "Fast"}  # names that differ where they are defined
 

@@ -19,12 +19,12 @@ from omegaconf import DictConfig
 import trime
 from tests.conftest import ROOT
 from tests.helpers.pretrained import save_model
-from trime.bundle.export import BUNDLE, disclosed_memories
 from trime.bundle.loaded_model import LoadedModel
+from trime.common.io import checksum_of
 from trime.errors import UserError
-from trime.io import checksum_of
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.lab.runner import run
+from trime.stages.export import BUNDLE, disclosed_memories
+from trime.stages.graph import Plan
 
 Tiny = Callable[..., DictConfig]
 EVERYTHING = ["evaluate.memories=[local,long,external,ngram,ngram_document]", "evaluate.per_token=true"]

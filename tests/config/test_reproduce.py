@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from tests.conftest import ROOT
-from trime.inspection.ledger import expected_cells, reproductions
+from trime.stages.ledger import expected_cells, reproductions
 
 CELLS = [cell for expected in reproductions().values() for cell in expected_cells(expected)]
 

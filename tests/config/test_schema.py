@@ -12,12 +12,12 @@ from annotated_types import Ge, Gt, Le, Lt
 from omegaconf import OmegaConf
 
 from tests.conftest import composed
+from trime.common.io import plain
 from trime.config.check import check_parts, checked, validate
 from trime.config.help import help_text, schema_entries
 from trime.config.schema import Settings
 from trime.errors import UserError
-from trime.io import plain
-from trime.run import preflight
+from trime.stages import preflight
 
 LEAVES = {key: entry.kind for key, entry in schema_entries().items() if not entry.is_section}
 TEXT, LIST = "maybe", [[1]]

@@ -11,8 +11,8 @@ from omegaconf import DictConfig
 
 from trime.data.neighbours import STOP_WORDS, TermTable, english
 from trime.errors import UserError
-from trime.plan.language_model import Plan
-from trime.run.preflight import check
+from trime.stages.graph import Plan
+from trime.stages.preflight import check
 
 STEMS = {  # examples from Porter (1980), at least one of each step
     "caresses": "caress",

@@ -11,8 +11,8 @@ from omegaconf import DictConfig
 
 from trime.data.byte_pairs import BytePairs
 from trime.errors import UserError
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.lab.runner import run
+from trime.stages.graph import Plan
 
 pytest.importorskip("tokenizers", reason="the extra mt")
 TEXT = ["the cat sat on the mat\n", "  and the  naïve dog\tran — to 東京\n", "\n"]

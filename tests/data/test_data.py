@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests.conftest import SHARED
+from trime.config.compose import compose_config
 from trime.data import bm25
 from trime.data.batching.policies import BM25, Alternating, Consecutive, Shuffled, Streams
 from trime.data.batching.published import Published
@@ -33,7 +34,6 @@ from trime.data.segments import Segments, allocate_tokens, collate, cut, cut_lin
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
 from trime.data.vocabulary import SpecialIds, Vocabulary
 from trime.errors import UserError
-from trime.pipeline.compose import compose_config
 from trime.stages.windows import Portion
 
 

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Model
 from tokenizers import models, pre_tokenizers, trainers
 
+from trime.common.io import hash_of_files
 from trime.data.byte_pairs import JointBPE, train_pieces
 from trime.data.corpus import Corpus, build_corpus
 from trime.data.datasets.base import SPLITS, lines_of
@@ -18,9 +19,8 @@ from trime.data.parallel.folder import ParallelFolder
 from trime.data.tokenizers import Bytes, Tokenizer, Whitespace, Words
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.inspection.generate import read_prompt
-from trime.io import hash_of_files
 from trime.models.pretrained.tokenizer import END, PADDING, UNKNOWN, encode_prompt, encode_template, encode_text, save_tokenizer
+from trime.stages.generate import read_prompt
 
 
 def folder_of(place: Path, *names: str) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trime.memory.visibility import External, Local, Long, Visibility
-from trime.optim.schedules import Cosine, InverseSquareRoot
+from trime.memory.training.visibility import External, Local, Long, Visibility
+from trime.training.schedules import Cosine, InverseSquareRoot
 
 CRITERIA: dict[str, Callable[[], Visibility]] = {
     "trime_loss": Local,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from trime.eviction.base import EvictionPolicy
-from trime.eviction.fifo import FIFO
-from trime.eviction.initial import BelowMean, Constant, Initial, OwnPosition
-from trime.eviction.lfa import LFA
-from trime.eviction.lfu import LFU
-from trime.eviction.lra_last import LRALast
-from trime.eviction.lra_max import LRAMax
-from trime.eviction.lra_sum import LRASum
-from trime.eviction.lru import LRU
-from trime.eviction.score_transform import Raw, Softmax
-from trime.eviction.sink import Sink
+from trime.memory.slots.eviction.base import EvictionPolicy
+from trime.memory.slots.eviction.fifo import FIFO
+from trime.memory.slots.eviction.initial import BelowMean, Constant, Initial, OwnPosition
+from trime.memory.slots.eviction.lfa import LFA
+from trime.memory.slots.eviction.lfu import LFU
+from trime.memory.slots.eviction.lra_last import LRALast
+from trime.memory.slots.eviction.lra_max import LRAMax
+from trime.memory.slots.eviction.lra_sum import LRASum
+from trime.memory.slots.eviction.lru import LRU
+from trime.memory.slots.eviction.score_transform import Raw, Softmax
+from trime.memory.slots.eviction.sink import Sink
 
 
 def initial(name_and_arguments: list[Any]) -> Initial:

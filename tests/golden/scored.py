@@ -12,17 +12,17 @@ from safetensors.torch import save_file
 
 from tests.golden.checkpoints import network
 from tests.golden.published import PAD, ROOT, arrays, index
-from trime.evaluation.mixture_spec import Interpolation, MixtureSpec
-from trime.evaluation.scorer import Scorer
-from trime.eviction.fifo import FIFO
-from trime.memory.base import Memory, Window
-from trime.memory.external import ExternalMemory
-from trime.memory.local import LocalMemory
-from trime.memory.long import LongMemory
+from trime.common.types import Batch
+from trime.memory.inference.base import Memory, Window
+from trime.memory.inference.external import ExternalMemory
+from trime.memory.inference.local import LocalMemory
+from trime.memory.inference.long import LongMemory
 from trime.memory.retrieval.datastore import Datastore, KNNMemory
 from trime.memory.retrieval.search import ExactSearch
+from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.network import Reader
-from trime.types import Batch
+from trime.scoring.mixture_spec import Interpolation, MixtureSpec
+from trime.scoring.scorer import Scorer
 
 ENTRIES = index("eval/index.json")
 CASES = {name: case for name, case in ENTRIES.items() if "windows" in case}

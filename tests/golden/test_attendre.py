@@ -13,10 +13,10 @@ import torch
 from tests.golden.memories import description, tensors
 from tests.golden.policies import policy_of
 from tests.golden.published import parametrized
-from trime.memory.bounded import BoundedMemory
-from trime.models import attendre
-from trime.models.attendre import Attendre
+from trime.memory.slots.bounded import BoundedMemory
 from trime.models.layers.rotary import Rotary, RotaryScore
+from trime.models.pretrained import attendre
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import LayerMemory
 
 RUNS = description("attendre_layer")

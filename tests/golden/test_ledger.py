@@ -18,16 +18,16 @@ from tests.golden.published import parametrized
 from tests.golden.runs import overrides
 from tests.golden.scored import CASES
 from tests.helpers.results import answered
-from trime.inspection.ledger import Cell, cells_of, ledger_page, published_cell, reproductions, row_cells, write_ledger
-from trime.inspection.published import PublishedCell, published_cells
-from trime.memory.fifo import FifoTokenMemory
-from trime.memory.visibility import Local, same
-from trime.pipeline.config_hash import config_hash
-from trime.pipeline.pretrained import reading_config
+from trime.common.types import TokenPosition
+from trime.lab.config_hash import config_hash
+from trime.lab.runner import run
+from trime.memory.inference.fifo import FifoTokenMemory
+from trime.memory.training.visibility import Local, same
 from trime.report.results import results_in
 from trime.report.run_result import RunResult, run_from_json
-from trime.run.runner import run
-from trime.types import TokenPosition
+from trime.stages.ledger import Cell, cells_of, ledger_page, published_cell, reproductions, row_cells, write_ledger
+from trime.stages.pretrained import reading_config
+from trime.stages.published import PublishedCell, published_cells
 
 LOCAL = [
     name

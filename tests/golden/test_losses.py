@@ -18,11 +18,11 @@ from torch import distributed, multiprocessing, nn
 
 from tests.golden.commands import CRITERIA
 from tests.golden.published import PAD, adaptive_head, arrays, index, names_in, parametrized
-from trime.memory.distributed import gather_contexts
-from trime.memory.in_batch import InBatch
+from trime.common.types import Batch, Encoding, positions_of
+from trime.memory.training.distributed import gather_contexts
+from trime.memory.training.in_batch import InBatch
 from trime.models.network import Network
-from trime.tasks.language_model import LanguageModel, UpdateSettings
-from trime.types import Batch, Encoding, positions_of
+from trime.training.language_model import LanguageModel, UpdateSettings
 
 INDEX = index("losses/index.json")
 SINGLE_PROCESS = {name: case for name, case in INDEX.items() if "criterion" in case and "ranks" not in case}

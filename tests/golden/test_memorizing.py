@@ -12,8 +12,8 @@ import torch
 
 from tests.golden.memories import description, tensors
 from tests.golden.published import copy, parametrized
-from trime.eviction.fifo import FIFO
-from trime.memory.bounded import MemoryState
+from trime.memory.slots.bounded import MemoryState
+from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.backbones.kv_memory import KeyValueMemory
 from trime.models.backbones.memorizing import AttentionConfig, AttentionState, KNNAttention
 from trime.models.backbones.stateful import StatefulTransformerLayer

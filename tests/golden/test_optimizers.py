@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.golden.published import arrays, index, parametrized
-from trime.optim.optimizers import NAG, Adam
+from trime.training.optimizers import NAG, Adam
 
 CASES = index("misc/optim.json")
 

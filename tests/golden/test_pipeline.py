@@ -12,8 +12,8 @@ from omegaconf import DictConfig
 from tests.golden.published import parametrized
 from tests.golden.runs import STAGES, overrides
 from tests.golden.scored import CASES
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.lab.runner import run
+from trime.stages.graph import Plan
 
 RUN = [name for name, case in CASES.items() if case["datastore"] is None and "li" not in case["flags"]]
 

@@ -16,10 +16,10 @@ import torch
 
 from tests.golden.memories import ROOT, tensors
 from tests.golden.published import parametrized
-from trime.eviction.fifo import FIFO
-from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre
+from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.pretrained.answering import DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig, greedy
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder

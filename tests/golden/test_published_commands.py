@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import ROOT, composed
 from tests.conftest import experiment as composed_once
-from trime.inspection.ledger import expected_cells, reproductions
-from trime.io import plain
+from trime.common.io import plain
+from trime.stages.ledger import expected_cells, reproductions
 
 COMMANDS = json.loads((ROOT / "tests" / "published_commands.json").read_text())
 TRAIN_TOKENS = {"wikitext103": 103_227_021, "enwik8": 90_000_000}  # of the training streams, ends of lines included
@@ -110,7 +110,7 @@ def training(config: DictConfig) -> dict[str, Callable[[str], bool]]:
     """Checks of a training command's flags."""
     schedule, optimizer, batching, length = config.schedule, config.optimizer, config.batching, config.segments.length
     cosine = schedule._target_.endswith(".Cosine")
-    optimizers = {"trime.optim.optimizers.NAG": "nag", "trime.optim.optimizers.Adam": "adam"}
+    optimizers = {"trime.training.optimizers.NAG": "nag", "trime.training.optimizers.Adam": "adam"}
     combined = batching.combined * length * batching.size // DEVICES
     checks = {
         "task": lambda value: value.startswith("language_modeling") and dataset(config)[:6] in value.replace("-", ""),

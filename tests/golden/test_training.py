@@ -28,10 +28,10 @@ from tests.golden.texts import stream
 from trime.data.batching.published import Published
 from trime.data.module import PlannedLoader
 from trime.data.segments import cut
-from trime.memory.in_batch import InBatch
-from trime.optim.optimizers import NAG, Adam
-from trime.pipeline.training import quiet
-from trime.tasks.language_model import LanguageModel, UpdateSettings
+from trime.memory.training.in_batch import InBatch
+from trime.training.language_model import LanguageModel, UpdateSettings
+from trime.training.optimizers import NAG, Adam
+from trime.training.trainer import quiet
 
 FILES = {model: f"model/{model}/train_trajectory.json" for model in models()}
 RUNS = {model: index(file) for model, file in FILES.items() if (ROOT / file).is_file()}

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from trime.memory.visibility import (
+from trime.common.types import Contexts, LogMass, TokenPosition
+from trime.memory.training.visibility import (
     Everything,
     External,
     Local,
@@ -17,7 +18,6 @@ from trime.memory.visibility import (
     Previous,
     SameDocument,
 )
-from trime.types import Contexts, LogMass, TokenPosition
 
 VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), Nothing(), SameDocument()]
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import trime
+from trime.common.types import LogMass
 from trime.errors import UserError
-from trime.types import LogMass
 
 FOLDER = Path(sys.argv[1])
 NAN, INFINITE = float("nan"), float("inf")

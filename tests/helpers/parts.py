@@ -7,9 +7,9 @@ import signal
 import time
 from typing import Any
 
-from trime.choices import THREADS
+from trime.common.choices import THREADS
 from trime.errors import UserError
-from trime.pipeline.engines import Advance, Job, MakePart
+from trime.lab.engines import Advance, Job, MakePart
 
 SHARD = 512  # tokens of a shard
 
@@ -47,7 +47,7 @@ def cut_small() -> None:
 
 def open_small_parts(plan_of: type[Any], job: Job) -> MakePart:
     """Return what makes the parts of an artefact, which are small."""
-    from trime.plan.language_model import open_job
+    from trime.stages.graph import open_job
 
     cut_small()
     return open_job(plan_of, job)

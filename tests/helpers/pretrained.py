@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from trime.eviction.base import EvictionPolicy
-from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre
+from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.models.pretrained.answering import DecoderAnswerer, ReadingConfig
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.tokenizer import train_word_level

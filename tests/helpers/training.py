@@ -13,10 +13,10 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
-from trime.plan import language_model as plan_module
-from trime.plan.language_model import Plan, train_in
-from trime.tasks import language_model as tasks_module
-from trime.tasks.language_model import LanguageModel
+from trime.stages import graph as plan_module
+from trime.stages.graph import Plan, train_in
+from trime.training import language_model as tasks_module
+from trime.training.language_model import LanguageModel
 
 
 def load_weights(config: DictConfig) -> dict[str, torch.Tensor]:

@@ -7,10 +7,10 @@ import torch
 from hydra.utils import instantiate
 
 from tests.conftest import composed
-from trime.eviction.fifo import FIFO
-from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre, retrieval_mask
+from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.layers.rotary import dot_products
+from trime.models.pretrained.attendre import Attendre, retrieval_mask
 from trime.models.pretrained.layer_memory import DotProducts, LayerMemory
 
 POSITION = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, -1, -1]])

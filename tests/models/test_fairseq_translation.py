@@ -26,10 +26,10 @@ from tests.helpers.fairseq_translation import (
     write_checkpoint,
 )
 from trime.errors import UserError
+from trime.lab.runner import run
 from trime.models.fairseq import network_from_checkpoint, read_checkpoint, translation_network_from_checkpoint
 from trime.models.network import build_network
-from trime.plan.translation import TranslationPlan
-from trime.run.runner import run
+from trime.stages.translation.graph import TranslationPlan
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
 Tiny = Callable[..., DictConfig]

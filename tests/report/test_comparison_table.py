@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from tests.helpers.results import group_of, grouped, made, scored
-from trime.evaluation.loss_sums import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums
-from trime.memory.base import Window
+from trime.common.types import Contexts, LogMass, TokenPosition
+from trime.memory.inference.base import Window
 from trime.report.bootstrap import difference
 from trime.report.canvas import save_panels
 from trime.report.comparison import compare_picture, compare_table, order_table, policies_panels
 from trime.report.groups import baseline_of, group_labels, rank_groups
 from trime.report.run_result import without_paths
 from trime.report.tables import EDGE, run_table, text_notes
+from trime.scoring.loss_sums import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums
 from trime.stages.tune import at_grid_edge
-from trime.types import Contexts, LogMass, TokenPosition
 
 
 def test_kept_commands_name_no_places_and_set_runs_apart() -> None:

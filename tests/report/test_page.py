@@ -20,13 +20,13 @@ from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
 from tests.helpers.results import made
-from trime.inspection.samples import Samples, passages
-from trime.plan.language_model import Plan
+from trime.lab.runner import run
 from trime.report.canvas import draw_svg, save_panels
 from trime.report.page import Page, Section, sample_sections, write_page
 from trime.report.passages import Sample
 from trime.report.tables import Table
-from trime.run.runner import run
+from trime.stages.graph import Plan
+from trime.stages.samples.text_samples import Samples, passages
 
 Tiny = Callable[..., DictConfig]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

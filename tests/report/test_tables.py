@@ -6,7 +6,7 @@ import csv
 import io
 
 from tests.helpers.results import grouped, made, scored
-from trime.metrics import ResourceUsage, Usage, processor_ms
+from trime.common.metrics import ResourceUsage, Usage, processor_ms
 from trime.report.comparison import compare_table
 from trime.report.tables import run_table, to_csv
 

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from tests.helpers.results import group_of, made
-from trime.metrics import bits
+from trime.common.metrics import bits
 from trime.report.comparison import compare_table, units_of
 from trime.report.run_result import ScoredText
-from trime.run.collect import with_bits
+from trime.stages.collect import with_bits
 
 
 def test_a_byte_is_no_character() -> None:

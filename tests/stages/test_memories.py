@@ -13,13 +13,13 @@ from omegaconf import DictConfig
 import trime
 from tests.conftest import composed
 from trime.errors import UserError
-from trime.inspection.audit import audit
-from trime.plan.language_model import Plan
+from trime.lab.runner import run
 from trime.report.run_result import run_from_json
 from trime.report.tables import run_table
-from trime.run.preflight import check
-from trime.run.runner import run
+from trime.stages.audit import audit
+from trime.stages.graph import Plan
 from trime.stages.memories import DatastoreMemory
+from trime.stages.preflight import check
 
 Tiny = Callable[..., DictConfig]
 OTHER = "test_memories.external_other"
@@ -120,7 +120,10 @@ def test_both_are_audited(two: tuple[Plan, Path]) -> None:
         ([f"+{OTHER}.index={{k: 0}}"], "test_memories.external_other.index.k=0"),
         ([f"+{OTHER}.index={{metric: l2}}"], "external_other compares"),
         ([f"+{OTHER}.datastore={{block: 0}}"], "test_memories.external_other.datastore.block=0"),
-        (["+test_memories.one_more={_target_: trime.memory.local.Nowhere}", "evaluate.rows=[{joint: [one_more]}]"], "one_more"),
+        (
+            ["+test_memories.one_more={_target_: trime.memory.inference.local.Nowhere}", "evaluate.rows=[{joint: [one_more]}]"],
+            "one_more",
+        ),
     ],
 )
 def test_mistakes_name_the_memory(settings: list[str], named: str) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from trime.pipeline.artefact import Artefact
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.lab.artefact import Artefact
+from trime.lab.runner import run
+from trime.stages.graph import Plan
 
 DATA = {".safetensors", ".npy", ".bin", ".index"}  # JSON has times
 

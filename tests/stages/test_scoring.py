@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from trime.memory.base import StateScope
-from trime.pipeline.manifest import part_files
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.lab.manifest import part_files
+from trime.lab.runner import run
+from trime.memory.inference.base import StateScope
 from trime.stages import scoring
 from trime.stages.encode import read_windows
+from trime.stages.graph import Plan
 from trime.stages.scoring import text_parts
 
 STAGES = "prepare,pack,fit,encode,datastore,tune,evaluate"

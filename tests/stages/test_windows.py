@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from trime.errors import UserError
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.lab.runner import run
 from trime.stages.encode import Encode
+from trime.stages.graph import Plan
 
 WORDS = "experiment=knn_lm", "dataset.modules=20", "train.updates=2"
 

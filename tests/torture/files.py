@@ -16,10 +16,10 @@ from omegaconf import DictConfig
 
 from tests.conftest import NO_PICTURES
 from tests.torture.outcome import Case, attempt
-from trime.pipeline.compose import compose_config
-from trime.pipeline.manifest import MANIFEST
+from trime.config.compose import compose_config
+from trime.lab.manifest import MANIFEST
+from trime.lab.runner import run
 from trime.report.results import read_run
-from trime.run.runner import run
 
 STAGES = "stages=[prepare,pack,fit,encode,datastore,tune,evaluate]"
 SMALL = (

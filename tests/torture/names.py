@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.torture.outcome import Case, attempt
-from trime.pipeline.compose import compose_config
-from trime.run.runner import run
+from trime.config.compose import compose_config
+from trime.lab.runner import run
 
 Hostile = Callable[[Path], None]
 TEXT = "the cat sat on a mat and the dog ran to the house while it rained in May .\n" * 40

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from trime.run.command_line import format_error, message_of
+from trime.lab.command_line import format_error, message_of
 
 SECONDS = 60  # after which an attempt counts as a hang
 GOOD = ("told", "same")

@@ -10,10 +10,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tests.torture.outcome import Case, attempt
-from trime.io import plain
-from trime.pipeline.compose import compose_config
-from trime.run.preflight import check
-from trime.run.runner import requested_stages
+from trime.common.io import plain
+from trime.config.compose import compose_config
+from trime.lab.runner import requested_stages
+from trime.stages.preflight import check
 
 EXPERIMENTS = (
     ("experiment=trime_ext",),

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from trime.bundle.export import BUNDLE
 from trime.bundle.open import open_bundle
-from trime.checks import check_number, shown
+from trime.common.checks import check_number, shown
+from trime.common.io import plain
+from trime.common.urls import is_url, local_copy
 from trime.config.check import checked
 from trime.config.schema import Generate
+from trime.decoding.generation import AttributedToken
 from trime.errors import UserError
-from trime.evaluation.generation import AttributedToken
-from trime.inspection.writers import GeneratedToken, Writer
-from trime.io import plain
-from trime.plan.language_model import Plan
-from trime.urls import is_url, local_copy
+from trime.stages.export import BUNDLE
+from trime.stages.graph import Plan
+from trime.stages.samples.writers import GeneratedToken, Writer
 
 TINY = 5e-324  # the smallest probability whose logarithm exists
 

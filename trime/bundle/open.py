@@ -8,12 +8,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from trime.bundle.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
+from trime.common.io import checksum_of
 from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
 from trime.data import tokenizers
 from trime.errors import UserError
-from trime.io import checksum_of
-from trime.plan.language_model import Plan
+from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
+from trime.stages.graph import Plan
 
 SHARED = {"stored_corpus": ".prepare", "store": ".encode", "index": ".datastore"}  # roles of format 1, of all memories alike
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import TypedDict
 
-from trime.choices import CachedKeys, Counted, Dtype, Extension, Interpolated, Metric, Order, TopKSearch
+from trime.common.choices import CachedKeys, Counted, Dtype, Extension, Interpolated, Metric, Order, TopKSearch
 from trime.config.fields import (
     FILLED,
     RISING,

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.kernels.numba_kernels import numba_jit, run_kernel
-from trime.types import Tensor
+from trime.common.numba_kernels import numba_jit, run_kernel
+from trime.common.types import Tensor
 
 ROWS, COLUMNS = 512, 2**14  # of a block of scores: 32 MiB
 FREQUENT = 0.08  # share of the segments above which a column of a matrix product is cheaper than a list of postings

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trime.common.io import write_json
+from trime.common.progress import Progress
 from trime.data.datasets import Dataset, Document
 from trime.data.notes import notes_on
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.io import write_json
-from trime.progress import Progress
 
 FLUSH = 2**20  # tokens buffered before they are written
 # Eight characters or more, in UTF-8: of Thai, Lao, Tibetan; Burmese; Khmer; Japanese; Chinese; rarer Chinese characters.

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytorch_lightning as pl
 
+from trime.common.io import lock_of, locked, partial_of, write_json
+from trime.common.types import Batch
 from trime.data.batching import Batching
 from trime.data.corpus import Corpus, Split, build_corpus, training_vocabulary
 from trime.data.datasets import Dataset
 from trime.data.segments import Segments, collate, cut, document_offsets, parse_token_count, training_segments
 from trime.data.vocabulary import SpecialIds
 from trime.errors import UserError
-from trime.io import lock_of, locked, partial_of, write_json
-from trime.types import Batch
 
 
 class ProcessShard(NamedTuple):

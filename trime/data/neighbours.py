@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from trime.checks import check_number, shown
+from trime.common.checks import check_number, shown
 from trime.data.bm25 import index_of, nearest, self_ranges
 from trime.data.corpus import Split
 from trime.data.segments import Segments

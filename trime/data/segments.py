@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from trime.common.quantities import parse_quantity
+from trime.common.types import Batch
 from trime.data.corpus import Corpus, Split
 from trime.data.vocabulary import SpecialIds
 from trime.errors import UserError
-from trime.quantities import parse_quantity
-from trime.types import Batch
 
 FEWEST_LONG = 4  # a budget is spread over at least this many of the documents that are longer than it
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from trime.choices import METRICS
+from trime.common.choices import METRICS
+from trime.common.types import Float, Tensor
 from trime.errors import UserError
-from trime.types import Float, Tensor
 
 
 def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> Float[Tensor, "*n q m"]:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from omegaconf import OmegaConf
 
+from trime.common.types import Tensor
 from trime.errors import UserError
 from trime.models.network import Network, build_network
-from trime.types import Tensor
 
 PAD = 1  # in every fairseq dictionary
 POSITIONS = 4096  # at least: sinusoids are computed, so windows may be longer than in training

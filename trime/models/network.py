@@ -14,10 +14,10 @@ from safetensors.torch import load_model
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from trime.common.io import write_tensors
+from trime.common.types import Batch, Contexts, Encoding, Float, Int, LogMass, Tensor, contexts_of
 from trime.errors import UserError
-from trime.io import write_tensors
 from trime.models.layers.attention import AttentionTrace, mean_trace
-from trime.types import Batch, Contexts, Encoding, Float, Int, LogMass, Tensor, contexts_of
 
 INITIAL_GATE_LOGIT = -2.0  # sigmoid(-2) = 0.12: the memories' share before training
 PART = "part"  # marks a file without the frozen weights

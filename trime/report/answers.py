@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trime.metrics import share_interval
+from trime.common.metrics import share_interval
 from trime.report.canvas import BLUE, GREY, ORANGE, Panel, draw_grid, finish_size_axis, line_style
 from trime.report.run_result import AnsweringRun, Record
 from trime.report.tables import PROCESSOR_TIME, Table, processor_text

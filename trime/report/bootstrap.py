@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trime.metrics import ARRAY_MEASURES
+from trime.common.metrics import ARRAY_MEASURES
 from trime.report.groups import Group, seed_pairs
 from trime.report.run_result import FEWEST
 

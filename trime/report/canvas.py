@@ -9,8 +9,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from trime.io import replacing
-from trime.metrics import mean_over_seeds
+from trime.common.io import replacing
+from trime.common.metrics import mean_over_seeds
 from trime.report.run_result import VOCABULARY
 
 BLUE, GREY, ORANGE, LINES = "#2a6f97", "#9aa5b1", "#d9772b", "#e3e7ec"

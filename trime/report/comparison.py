@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from omegaconf import DictConfig
 
-from trime.io import plain
+from trime.common.io import plain
 from trime.report import tables
 from trime.report.bootstrap import bleu_difference, difference, interval_of
 from trime.report.canvas import BLUE, GREY, Panel, canvas, draw_dots, finish_size_axis, line_style, save_panels, save_picture

@@ -12,7 +12,7 @@ from typing import Any
 
 from hydra.utils import instantiate
 
-from trime.metrics import MEASURES
+from trime.common.metrics import MEASURES
 from trime.report.canvas import BLUE, GREY, ORANGE, PANEL_HEIGHT, SCALES, Panel, draw_dots, finish_size_axis, memory_colours
 from trime.report.run_result import Bucket, MeanWeights, Row, ScoredRun
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from trime.common.io import write_atomically
+from trime.common.metrics import MEASURES
 from trime.errors import UserError
-from trime.io import write_atomically
-from trime.metrics import MEASURES
 from trime.report.bootstrap import paired_bootstrap
 from trime.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, save_panels
 from trime.report.groups import size_text

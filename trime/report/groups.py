@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trime.metrics import mean_over_seeds
+from trime.common.metrics import mean_over_seeds
 from trime.report.run_result import VOCABULARY, MemorySize, Row, ScoredRun
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from trime.io import write_atomically
+from trime.common.io import write_atomically
 from trime.report.canvas import Panel, draw_svg, memory_colours
 from trime.report.passages import Sample, SampledToken, part_texts
 from trime.report.run_result import VOCABULARY, RunResult

@@ -13,8 +13,8 @@ from uuid import uuid4
 
 from omegaconf import DictConfig
 
+from trime.common.io import plain, write_atomically
 from trime.errors import UserError
-from trime.io import plain, write_atomically
 from trime.report.answers import answers_panels, answers_table, depth_panels, policies_table
 from trime.report.canvas import save_panels
 from trime.report.comparison import compare_picture, compare_runs, curves_panels, joined_table, policies_panels

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from trime.common.io import checksum_of, compact_json, write_atomically
 from trime.errors import UserError
-from trime.io import checksum_of, compact_json, write_atomically
 from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, is_run, run_from_json, without_paths
 
 RESULTS = "results.json"  # in a run's folder; kept results have names of their own

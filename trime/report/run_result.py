@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trime.metrics import MEASURES
+from trime.common.metrics import MEASURES
 
 FEW_TOKENS = 10_000  # scored tokens below which a reader is referred to the intervals
 FEWEST = 10  # units (documents, parts or sentences, of each seed) below which an interval means too little for a verdict

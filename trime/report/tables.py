@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trime.metrics import MEASURES
+from trime.common.metrics import MEASURES
 from trime.report.bootstrap import Difference, paired_bootstrap
 from trime.report.run_result import FEW_TOKENS, VOCABULARY, Analysis, Record, Row, ScoredRun, Subsets
 

@@ -14,10 +14,18 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from trime.common.io import write_json
+from trime.common.metrics import ResourceUsage
+from trime.common.progress import Progress
+from trime.common.types import Float, Tensor
+from trime.common.urls import local_copy
 from trime.data.corpus import content_hash
 from trime.data.notes import describe_duplicates, find_duplicates
 from trime.errors import UserError, install_command
-from trime.io import write_json
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.engines import Advance
+from trime.lab.manifest import check_manifest
+from trime.lab.parts import ArtefactInParts, Parts, RunParts
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.memory.retrieval.index import (
     AUTO,
@@ -34,15 +42,7 @@ from trime.memory.retrieval.index import (
 from trime.memory.retrieval.ivf import CELLS, CENTROIDS, assign_cells, cells_file
 from trime.memory.retrieval.ray_cluster import open_ray_search
 from trime.memory.retrieval.search import ExactSearch, Search, ShardedSearch, recall_of
-from trime.metrics import ResourceUsage
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
-from trime.pipeline.engines import Advance
-from trime.pipeline.manifest import check_manifest
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
-from trime.progress import Progress
 from trime.stages.prepare import PreparedText
-from trime.types import Float, Tensor
-from trime.urls import local_copy
 
 log = logging.getLogger(__name__)
 

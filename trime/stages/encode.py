@@ -19,25 +19,25 @@ import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
 
+from trime.common.io import check_room, write_json, write_tensors
+from trime.common.metrics import ResourceUsage, Usage
+from trime.common.progress import Progress
+from trime.common.types import Batch, Contexts, LogMass, Tensor, TokenPosition, contexts_of, is_token
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import batches_by_length, sequential_batches
 from trime.data.segments import Segments
 from trime.errors import UserError
-from trime.io import check_room, write_json, write_tensors
-from trime.memory.base import Window
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.engines import Advance
+from trime.lab.parts import ArtefactInParts, Parts, RunParts
+from trime.memory.inference.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys, stored_numbers
-from trime.metrics import ResourceUsage, Usage
 from trime.models.network import Reader
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
-from trime.pipeline.engines import Advance
-from trime.pipeline.model_io import CARRIED, NETWORK, POSITIONS, check_positions, open_network, reading_settings
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
-from trime.pipeline.precision import autocast, resolved_precision
-from trime.pipeline.processes import DEVICE, device_of
-from trime.progress import Progress
+from trime.stages.model_io import CARRIED, NETWORK, POSITIONS, check_positions, open_network, reading_settings
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
-from trime.types import Batch, Contexts, LogMass, Tensor, TokenPosition, contexts_of, is_token
+from trime.training.precision import autocast, resolved_precision
+from trime.training.processes import DEVICE, device_of
 
 log = logging.getLogger(__name__)
 

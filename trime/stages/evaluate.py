@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
-from trime.evaluation.frequency import TokenMeans, dev_frequency
-from trime.evaluation.loss_sums import LossSums, summarize_row
-from trime.evaluation.mixture_spec import MixtureSpec
-from trime.evaluation.scorer import Scorer
-from trime.io import plain, write_json, write_tensors
-from trime.memory.base import Memory
-from trime.metrics import ResourceUsage, Usage, processor_ms
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
-from trime.pipeline.engines import Advance
-from trime.pipeline.model_io import memory_settings
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
-from trime.progress import Progress
+from trime.common.io import plain, write_json, write_tensors
+from trime.common.metrics import ResourceUsage, Usage, processor_ms
+from trime.common.progress import Progress
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.engines import Advance
+from trime.lab.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
+from trime.memory.inference.base import Memory
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
+from trime.scoring.frequency import TokenMeans, dev_frequency
+from trime.scoring.loss_sums import LossSums, summarize_row
+from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
+from trime.stages.model_io import memory_settings
 from trime.stages.scoring import SCORING, build_scorer, text_parts, windows_of
 from trime.stages.tune import TunedRows
 

@@ -18,29 +18,29 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
+from trime.common.io import partial_of, write_json
+from trime.common.metrics import ResourceUsage, processor_ms
+from trime.common.urls import local_copy
 from trime.data.corpus import Corpus, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.io import partial_of, write_json
-from trime.metrics import ResourceUsage, processor_ms
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.config_hash import VALIDATION
+from trime.lab.manifest import check_manifest
+from trime.lab.settings import plain_settings
 from trime.models.network import Network, save_network
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
-from trime.pipeline.config_hash import VALIDATION
-from trime.pipeline.manifest import check_manifest
-from trime.pipeline.model_io import WINDOWS, check_positions, save_transformers, weight_settings
-from trime.pipeline.precision import resolved_precision
-from trime.pipeline.pretrained import is_pretrained
-from trime.pipeline.processes import device_count, is_worker, world_size
-from trime.pipeline.settings import plain_settings
-from trime.pipeline.training import added_to_training, build_trainer, quiet, run_training
+from trime.stages.model_io import WINDOWS, check_positions, save_transformers, weight_settings
 from trime.stages.pack import Pack
 from trime.stages.prepare import PreparedText
+from trime.stages.pretrained import is_pretrained
 from trime.stages.training_task import TrainingTask
-from trime.tasks.callbacks.checkpoints import BestWeights
-from trime.tasks.callbacks.forecast import Forecast
-from trime.tasks.callbacks.history import History
-from trime.tasks.callbacks.staleness import Staleness
-from trime.urls import local_copy
+from trime.training.callbacks.checkpoints import BestWeights
+from trime.training.callbacks.forecast import Forecast
+from trime.training.callbacks.history import History
+from trime.training.callbacks.staleness import Staleness
+from trime.training.precision import resolved_precision
+from trime.training.processes import device_count, is_worker, world_size
+from trime.training.trainer import added_to_training, build_trainer, quiet, run_training
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trime.common.io import write_json
+from trime.common.urls import local_copy
 from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.io import write_json
+from trime.lab.artefact import Artefact, Free, Lab
 from trime.models.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
-from trime.pipeline.artefact import Artefact, Free, Lab
-from trime.pipeline.model_io import write_description
-from trime.urls import local_copy
+from trime.stages.model_io import write_description
 
 log = logging.getLogger(__name__)
 

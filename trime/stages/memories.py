@@ -13,23 +13,23 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.io import plain
 from trime.config import schema
 from trime.config.check import checked
 from trime.errors import UserError
-from trime.evaluation.scorer import memory_names
-from trime.io import plain
-from trime.memory.base import Memory, MemoryTraits, ReplayableMemory, StateScope
-from trime.memory.external import ExternalMemory
-from trime.memory.ngrams import Ngrams, TextNgrams
+from trime.lab.artefact import Artefact
+from trime.lab.parts import RunParts
+from trime.lab.settings import plain_settings
+from trime.memory.inference.base import Memory, MemoryTraits, ReplayableMemory, StateScope
+from trime.memory.inference.external import ExternalMemory
+from trime.memory.inference.ngrams import Ngrams, TextNgrams
 from trime.memory.retrieval.datastore import Datastore, check_k
 from trime.memory.retrieval.index import AUTO
-from trime.pipeline.artefact import Artefact
-from trime.pipeline.model_io import check_positions
-from trime.pipeline.parts import RunParts
-from trime.pipeline.rows import MixtureSpecs, traits_of
-from trime.pipeline.settings import plain_settings
+from trime.scoring.rows import MixtureSpecs, traits_of
+from trime.scoring.scorer import memory_names
 from trime.stages.datastore import BuildIndex, ExternalStore, check_faiss, check_index, check_index_factory
 from trime.stages.encode import Encode
+from trime.stages.model_io import check_positions
 from trime.stages.prepare import PreparedText
 from trime.stages.suffixes import Suffixes
 

@@ -13,23 +13,23 @@ from omegaconf import DictConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from trime.common.io import write_json, write_tensors
+from trime.common.metrics import ResourceUsage
+from trime.common.types import Float, Int, Tensor
+from trime.common.urls import local_copy
 from trime.data.corpus import content_hash
 from trime.errors import UserError
-from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
-from trime.evaluation.loss_sums import PART_TOKENS, LossSums, summarize_row
-from trime.evaluation.mixture_spec import MixtureSpec
-from trime.io import write_json, write_tensors
-from trime.metrics import ResourceUsage
-from trime.mixtures.experts import ExpertMasses, History, Mixture, folds, log_mixture
-from trime.pipeline.artefact import Artefact
-from trime.pipeline.manifest import check_manifest
-from trime.pipeline.parts import RunParts
-from trime.pipeline.rows import MixtureSpecs
+from trime.lab.artefact import Artefact
+from trime.lab.manifest import check_manifest
+from trime.lab.parts import RunParts
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
+from trime.scoring.loss_sums import PART_TOKENS, LossSums, summarize_row
+from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.mixtures.experts import ExpertMasses, History, Mixture, folds, log_mixture
+from trime.scoring.rows import MixtureSpecs
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import Tune, TunedRows
-from trime.types import Float, Int, Tensor
-from trime.urls import local_copy
 
 
 class TuneMixture(TunedRows):

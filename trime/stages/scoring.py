@@ -10,17 +10,17 @@ from typing import NamedTuple
 import torch
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
-from trime.evaluation.loss_sums import LossSums
-from trime.evaluation.mixture_spec import MixtureSpec
-from trime.evaluation.scorer import Scorer, memory_names
-from trime.memory.base import StateScope, Window
+from trime.common.progress import Progress
+from trime.lab.parts import Parts, columns_of, grouped
+from trime.memory.inference.base import StateScope, Window
 from trime.memory.retrieval.datastore import Shards
-from trime.pipeline.parts import Parts, columns_of, grouped
-from trime.pipeline.processes import device_of
-from trime.progress import Progress
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
+from trime.scoring.loss_sums import LossSums
+from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.scorer import Scorer, memory_names
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
+from trime.training.processes import device_of
 
 SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # the settings that build_scorer reads
 PART = 2**13  # scored tokens of a part, at least

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from trime.common.io import write_json
+from trime.common.metrics import ResourceUsage
 from trime.data.segments import document_offsets
-from trime.io import write_json
-from trime.memory.ngrams import SuffixArray
-from trime.metrics import ResourceUsage
-from trime.pipeline.artefact import Artefact, Free, Lab
+from trime.lab.artefact import Artefact, Free, Lab
+from trime.memory.inference.ngrams import SuffixArray
 from trime.stages.prepare import PreparedText
 
 FILES = ("text", "order", "starts", "ends")

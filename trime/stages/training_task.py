@@ -15,11 +15,11 @@ from omegaconf import DictConfig
 from trime.data.corpus import Corpus
 from trime.data.module import TextDataModule
 from trime.errors import UserError
+from trime.lab.settings import Configured
 from trime.models.network import Network, build_network
-from trime.pipeline.model_io import model_of, write_description
-from trime.pipeline.settings import Configured
-from trime.tasks.callbacks.checkpoints import BestWeights
-from trime.tasks.language_model import LanguageModel, UpdateSettings
+from trime.stages.model_io import model_of, write_description
+from trime.training.callbacks.checkpoints import BestWeights
+from trime.training.language_model import LanguageModel, UpdateSettings
 
 
 class TrainingTask(Configured, ABC):

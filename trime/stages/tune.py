@@ -13,26 +13,26 @@ import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
 
+from trime.common.io import write_json, write_tensors
+from trime.common.metrics import ResourceUsage, Usage
+from trime.common.progress import Progress
+from trime.common.types import Float, Tensor
 from trime.data.segments import parse_token_count
-from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, MassCollector
-from trime.evaluation.loss_sums import LossSums, summarize_row
-from trime.evaluation.mixture_spec import MixtureSpec
-from trime.evaluation.scorer import Scorer, memory_names
-from trime.io import write_json, write_tensors
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.engines import Advance
+from trime.lab.parts import ArtefactInParts, RunParts, columns_of, grouped, read_part
+from trime.lab.settings import Keys
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import ExactSearch, recall_of
-from trime.metrics import ResourceUsage, Usage
-from trime.mixtures.experts import ExpertMasses, concat_masses
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
-from trime.pipeline.engines import Advance
-from trime.pipeline.parts import ArtefactInParts, RunParts, columns_of, grouped, read_part
-from trime.pipeline.rows import MixtureSpecs
-from trime.pipeline.settings import Keys
-from trime.progress import Progress
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec, MassCollector
+from trime.scoring.loss_sums import LossSums, summarize_row
+from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.mixtures.experts import ExpertMasses, concat_masses
+from trime.scoring.rows import MixtureSpecs
+from trime.scoring.scorer import Scorer, memory_names
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
 from trime.stages.scoring import SCORING, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
-from trime.types import Float, Tensor
 
 log = logging.getLogger(__name__)
 

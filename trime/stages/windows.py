@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from omegaconf import DictConfig
 
+from trime.common.types import Batch
 from trime.data.corpus import Corpus
 from trime.data.module import WindowLoader
 from trime.data.segments import Segments, cut, cut_lines, document_offsets, parse_token_count
-from trime.pipeline.model_io import window_sizes
-from trime.pipeline.settings import Configured
-from trime.types import Batch
+from trime.lab.settings import Configured
+from trime.stages.model_io import window_sizes
 
 
 class Portion(NamedTuple):

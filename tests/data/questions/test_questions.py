@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.helpers.questions import BABI
-from trime.choices import ORDERS
+from trime.common.choices import ORDERS
 from trime.data.questions.babilong import Babilong, Cast, Rooms, Story, cast_of, stories, swap_names
 from trime.data.questions.base import Example, contains_answer, exact_match, normalized, prompt, prompt_parts
 from trime.data.questions.passkey import Passkey

@@ -14,11 +14,11 @@ from omegaconf import DictConfig
 
 from tests.helpers.stores import QUERY, blocks, divided, stored
 from trime.errors import UserError
+from trime.lab.runner import run
 from trime.memory.retrieval.ivf import IVFSearch
 from trime.memory.retrieval.ray_cluster import RaySearch, RayWorker
 from trime.memory.retrieval.search import ExactSearch
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.stages.graph import Plan
 
 ray = pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
 

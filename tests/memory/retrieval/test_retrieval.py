@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.helpers.stores import KEYS, QUERY, blocks, built, folder_of, stored
+from trime.common.types import Contexts, TokenPosition
 from trime.errors import UserError
 from trime.memory.retrieval import faiss_index
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, retrieved_mass
@@ -20,7 +21,6 @@ from trime.memory.retrieval.ivf import Cells, IVFSearch
 from trime.memory.retrieval.search import Blocks, CachedSearch, ExactSearch, merge_results, normalized_blocks, recall_of
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.stages.datastore import open_search
-from trime.types import Contexts, TokenPosition
 
 
 def broken() -> Iterator[torch.Tensor]:

@@ -10,17 +10,17 @@ import torch
 from tests.conftest import DEVICE, composed
 from tests.helpers.laws import eq5
 from tests.helpers.stateful import read
-from trime.eviction.fifo import FIFO
-from trime.memory.bounded import BoundedMemory
-from trime.memory.in_batch import InBatch
-from trime.memory.visibility import Previous
+from trime.common.types import Batch, TokenPosition, contexts_of
+from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.eviction.fifo import FIFO
+from trime.memory.training.in_batch import InBatch
+from trime.memory.training.visibility import Previous
 from trime.models.backbones.srupp import Recurrence, by_steps, recurrence, srupp
 from trime.models.backbones.stateful import StatefulBackbone
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.heads import Softmax
 from trime.models.network import Network, build_network
-from trime.tasks.language_model import LanguageModel, UpdateSettings
-from trime.types import Batch, TokenPosition, contexts_of
+from trime.training.language_model import LanguageModel, UpdateSettings
 
 WORDS = 40
 

@@ -16,14 +16,16 @@ from safetensors.torch import load_file
 
 from tests.conftest import ROOT, composed
 from tests.helpers.stateful import read
+from trime.common.types import Batch
 from trime.data.segments import collate
 from trime.errors import UserError
-from trime.eviction.base import EvictionPolicy
-from trime.eviction.fifo import FIFO
-from trime.eviction.initial import Constant
-from trime.eviction.lru import LRU
-from trime.eviction.sink import Sink
-from trime.memory.bounded import BoundedMemory
+from trime.lab.runner import run
+from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.eviction.base import EvictionPolicy
+from trime.memory.slots.eviction.fifo import FIFO
+from trime.memory.slots.eviction.initial import Constant
+from trime.memory.slots.eviction.lru import LRU
+from trime.memory.slots.eviction.sink import Sink
 from trime.models.backbones.kv_memory import IVFKeyIndex, KeyValueMemory
 from trime.models.backbones.memorizing import AttentionConfig, memorizing_transformer
 from trime.models.backbones.stateful import State, StatefulBackbone
@@ -32,11 +34,9 @@ from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.sliding import SlidingWindow
 from trime.models.layers.topk_attention import Table, all_keys, attend, exact_top, search, select_candidates
 from trime.models.network import Reader, build_network
-from trime.pipeline.model_io import open_network
-from trime.plan.language_model import Plan
-from trime.run.runner import run
 from trime.stages.eviction.replay import KeyDocument
-from trime.types import Batch
+from trime.stages.graph import Plan
+from trime.stages.model_io import open_network
 
 Tiny = Callable[..., DictConfig]
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))

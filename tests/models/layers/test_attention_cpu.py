@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trime.eviction.base import topk_mask
+from trime.common.types import Tensor
+from trime.memory.slots.eviction.base import topk_mask
 from trime.models.layers.attention_cpu import Reach, attend
-from trime.types import Tensor
 
 ROWS, HEADS, SHARED, QUERIES, SLOTS, WIDTH = 3, 4, 2, 21, 90, 5
 

@@ -13,11 +13,11 @@ pytest.importorskip("transformers", reason="the extra pretrained")
 
 import trime
 from tests.helpers.pretrained import SIZES, decoder_answerer, save_model
-from trime.eviction.base import EvictionPolicy
-from trime.eviction.h2o import H2O
-from trime.eviction.snapkv import SnapKV
-from trime.eviction.tova import TOVA
-from trime.memory.bounded import BoundedMemory
+from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.eviction.base import EvictionPolicy
+from trime.memory.slots.eviction.h2o import H2O
+from trime.memory.slots.eviction.snapkv import SnapKV
+from trime.memory.slots.eviction.tova import TOVA
 from trime.models.pretrained.loading import load_pretrained
 
 LENGTH, SIZE, CHUNK = 31, 9, 4
@@ -64,7 +64,7 @@ def test_a_text_is_cut_before_its_questions(tmp_path: Path) -> None:
 def test_a_memory_of_another_size_has_the_best_entries(size: int) -> None:
     """Also of rows with fewer entries; what stays keeps its columns, and can be written on."""
     torch.manual_seed(0)
-    given, policy = torch.randn(2, 8, 5), trime.LRU(trime.eviction.initial.OwnPosition())
+    given, policy = torch.randn(2, 8, 5), trime.LRU(trime.memory.slots.eviction.initial.OwnPosition())
     position = torch.stack([torch.arange(8), torch.arange(8) - 4]).clamp(min=-1)
     memory, other = BoundedMemory(8, policy), BoundedMemory(size, policy)
     state = memory.update(memory.empty((given[:, :0],)), (given,), position)

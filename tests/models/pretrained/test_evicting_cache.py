@@ -16,16 +16,16 @@ pytest.importorskip("transformers", reason="the extra pretrained")
 import trime
 from tests.helpers.pretrained import save_model
 from trime.errors import UserError
-from trime.eviction.base import EvictionPolicy
-from trime.eviction.h2o import H2O
-from trime.eviction.initial import BelowMean, OwnPosition
-from trime.eviction.key_norm import KeyNorm
-from trime.eviction.score_transform import Raw, Softmax
-from trime.eviction.snapkv import SnapKV
-from trime.eviction.tova import TOVA
-from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre
+from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.eviction.base import EvictionPolicy
+from trime.memory.slots.eviction.h2o import H2O
+from trime.memory.slots.eviction.initial import BelowMean, OwnPosition
+from trime.memory.slots.eviction.key_norm import KeyNorm
+from trime.memory.slots.eviction.score_transform import Raw, Softmax
+from trime.memory.slots.eviction.snapkv import SnapKV
+from trime.memory.slots.eviction.tova import TOVA
 from trime.models.pretrained.answering import DecoderAnswerer, ReadingConfig, greedy
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.evicting_cache import EvictingCache
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.reader import LongReader

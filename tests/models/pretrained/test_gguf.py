@@ -12,11 +12,11 @@ import torch
 
 from tests.conftest import composed
 from trime.errors import UserError
+from trime.lab.config_hash import config_hash
 from trime.models.pretrained.gguf import convert, find_gguf
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
-from trime.pipeline.config_hash import config_hash
-from trime.pipeline.pretrained import ensure_model_folder
+from trime.stages.pretrained import ensure_model_folder
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

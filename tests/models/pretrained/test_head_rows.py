@@ -11,12 +11,12 @@ pytest.importorskip("transformers", reason="the extra pretrained")
 
 import trime
 from tests.helpers.pretrained import decoder_answerer, save_model
-from trime.eviction.base import EvictionPolicy
-from trime.eviction.initial import BelowMean
-from trime.eviction.score_transform import Raw
-from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre
+from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.eviction.base import EvictionPolicy
+from trime.memory.slots.eviction.initial import BelowMean
+from trime.memory.slots.eviction.score_transform import Raw
 from trime.models.pretrained.answering import greedy
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import LayerMemory
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.reader import Hidden, LongReader

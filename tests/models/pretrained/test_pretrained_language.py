@@ -14,19 +14,19 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from tests.helpers.pretrained import TEXT, save_model
+from trime.decoding.generation import TokenSampler
 from trime.errors import UserError
-from trime.evaluation.generation import TokenSampler
-from trime.eviction.fifo import FIFO
-from trime.inspection.writers import Writer, open_writer
+from trime.lab.runner import run
+from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import PieceTokenizer, encode_prompt, encode_text, train_word_level
-from trime.pipeline.pretrained import model_fingerprint
-from trime.plan.language_model import Plan
 from trime.report.results import results_in
 from trime.report.run_result import scored_runs
-from trime.run.runner import run
+from trime.stages.graph import Plan
+from trime.stages.pretrained import model_fingerprint
+from trime.stages.samples.writers import Writer, open_writer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 Tiny = Callable[..., DictConfig]

@@ -13,17 +13,17 @@ import torch
 
 from tests.conftest import composed
 from tests.helpers.results import scored
-from trime.mixtures.experts import ExpertMasses
-from trime.plan.language_model import Plan
+from trime.lab.runner import report_sweep, run
 from trime.report.figures import weights_panel
 from trime.report.frontier import Point, advice, frontier_points, group_by_model, pareto_front
 from trime.report.report_runs import report_several
 from trime.report.results import find_runs, read_run, write_results
 from trime.report.run_result import MeanWeights, ScoredRun
 from trime.report.tables import memories_table, memory_contribution
-from trime.run.runner import report_sweep, run
+from trime.scoring.mixtures.experts import ExpertMasses
 from trime.stages.analysis.subsets import select_memories, subsets
 from trime.stages.analysis.weights import Bins, Weights, token_weights
+from trime.stages.graph import Plan
 
 
 def test_subsets_are_every_one_or_all_but_one() -> None:

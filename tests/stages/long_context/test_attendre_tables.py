@@ -15,10 +15,10 @@ from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
 from trime.errors import UserError
+from trime.lab.runner import run
 from trime.models.pretrained.answering import AnswerSession, greedy
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
-from trime.plan.language_model import Plan
-from trime.run.runner import run
+from trime.stages.graph import Plan
 from trime.stages.long_context import answer
 
 pytest.importorskip("transformers", reason="transformers is not installed")

@@ -16,25 +16,25 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.helpers.experiments import EVERY
 from tests.helpers.questions import BABI
-from trime.choices import ORDERS
+from trime.common.choices import ORDERS
+from trime.common.io import read_json_lines
+from trime.common.metrics import share_interval
 from trime.data.questions.base import Example, prompt
 from trime.errors import UserError
-from trime.inspection.answer_samples import AnswerSamples, answer_places
-from trime.io import read_json_lines
-from trime.metrics import share_interval
+from trime.lab.manifest import MANIFEST
+from trime.lab.runner import run
 from trime.models.pretrained.answering import greedy
 from trime.models.pretrained.tokenizer import train_word_level
-from trime.pipeline.manifest import MANIFEST
-from trime.plan.language_model import Plan
 from trime.report.answers import cells_of, depth_panels, keys_of, label_runs
 from trime.report.canvas import canvas
 from trime.report.results import results_in
 from trime.report.run_result import AnsweringRun
-from trime.run.runner import run
+from trime.stages.graph import Plan
 from trime.stages.long_context.answer import solved_examples
 from trime.stages.long_context.prompts import PromptMaker
 from trime.stages.long_context.train_small import spread_positions
-from trime.tasks.answering import AnsweringModule, QuestionBatch, extend_positions
+from trime.stages.samples.answer_samples import AnswerSamples, answer_places
+from trime.training.answering import AnsweringModule, QuestionBatch, extend_positions
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 Tiny = Callable[..., DictConfig]

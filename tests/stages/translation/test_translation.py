@@ -23,6 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from tests.conftest import SHARED
 from tests.helpers.experiments import TRANSLATE
 from tests.helpers.results import group_of, made
+from trime.common.io import partial_of, read_json_lines
+from trime.common.types import Contexts
 from trime.data.batching.published import Budget, Published, fill_batches
 from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.datasets.download import checksum
@@ -32,22 +34,20 @@ from trime.data.parallel.iwslt14 import IWSLT14, TESTS
 from trime.data.parallel.multi30k import DIGESTS, Multi30k
 from trime.data.parallel.phrases import Phrases
 from trime.data.segments import cut
+from trime.decoding.translator import Translator
 from trime.errors import UserError
-from trime.inspection.translation_samples import TranslationSamples
-from trime.io import partial_of, read_json_lines
+from trime.lab.engines import Job
+from trime.lab.manifest import MANIFEST
+from trime.lab.runner import run
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.models.network import Network
-from trime.pipeline.engines import Job
-from trime.pipeline.manifest import MANIFEST
-from trime.pipeline.model_io import open_network
-from trime.plan.language_model import open_job
-from trime.plan.translation import TranslationPlan
 from trime.report.bootstrap import bleu_difference, corpus_bleu
 from trime.report.tables import EDGE
-from trime.run.runner import run
+from trime.stages.graph import open_job
+from trime.stages.model_io import open_network
+from trime.stages.samples.translation_samples import TranslationSamples
+from trime.stages.translation.graph import TranslationPlan
 from trime.stages.translation.translate import Translate, bleu_statistics
-from trime.stages.translation.translator import Translator
-from trime.types import Contexts
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
 Tiny = Callable[..., DictConfig]

@@ -10,10 +10,10 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from trime.common.io import hash_of_files
+from trime.common.urls import local_copy
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
-from trime.io import hash_of_files
-from trime.urls import local_copy
 
 SPLITS = ("train", "valid", "test")
 # In this order, because the mark of UTF-32 (little-endian) begins with that of UTF-16.

@@ -9,9 +9,9 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
+from trime.common.io import lock_of, locked, partial_of
+from trime.common.progress import Progress
 from trime.errors import UserError
-from trime.io import lock_of, locked, partial_of
-from trime.progress import Progress
 
 CHUNK = 2**20
 

@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from trime.common.urls import local_copy
 from trime.data.datasets.base import Dataset, Document
 from trime.data.datasets.download import fetch_folder
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
-from trime.urls import local_copy
 
 DIGEST = "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"  # of enwik8.zip
 ARCHIVE_SOURCES = ["https://mattmahoney.net/dc/enwik8.zip", "https://data.deepai.org/enwik8.zip"]

@@ -14,11 +14,11 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
+from trime.common.urls import local_copy
 from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of, printable, wide_encoding
 from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
-from trime.urls import local_copy
 
 ALIASES = {  # names of a split's folder or file, in any case
     "train": ("train", "training"),

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from trime.common.io import locked
 from trime.data.datasets.base import existing_folder
 from trime.data.datasets.download import fetch
 from trime.data.parallel.base import Pair
 from trime.data.parallel.folder import ParallelFolder
 from trime.errors import UserError
-from trime.io import locked
 
 SOURCES = (
     "http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",

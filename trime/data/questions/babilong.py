@@ -10,13 +10,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from trime.common.io import hash_of_files
+from trime.common.urls import local_copy
 from trime.data.datasets.base import lines_of
 from trime.data.datasets.folder import Folder
 from trime.data.questions.base import Example
 from trime.data.tokenizers import Whitespace
 from trime.errors import UserError
-from trime.io import hash_of_files
-from trime.urls import local_copy
 
 END = re.compile(r"(?<=[.!?])[\"'”’]*\s+")  # of a sentence
 PEOPLE = ("Ada", "Boris", "Chloe", "Dinah", "Emil", "Farah")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain, count, islice
 from typing import ClassVar
 
-from trime.choices import ASKED
+from trime.common.choices import ASKED
 from trime.data.questions.babilong import draw_words, open_background, place_facts, prose, random_passage, sentences_of_novel
 from trime.data.questions.base import Example
 from trime.errors import UserError

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trime.common.io import checksum_of, hash_of_files
+from trime.common.urls import local_copy
 from trime.data.questions.base import Example
 from trime.errors import UserError
-from trime.io import checksum_of, hash_of_files
-from trime.urls import local_copy
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from trime.checks import check_choice, check_floats, check_number, check_object, check_whole_numbers
-from trime.choices import METRICS
+from trime.common.checks import check_choice, check_floats, check_number, check_object, check_whole_numbers
+from trime.common.choices import METRICS
+from trime.common.io import partial_of, write_tensors
+from trime.common.types import Contexts, Float, Int, LogMass, Tensor
 from trime.errors import UserError
-from trime.io import partial_of, write_tensors
-from trime.memory.objective.blockwise_cpu import entry_masses
 from trime.memory.retrieval.search import ExactSearch, Search
 from trime.memory.similarity import similarity
-from trime.types import Contexts, Float, Int, LogMass, Tensor
+from trime.memory.training.objective.blockwise_cpu import entry_masses
 
 RESCORED = 2**26  # values of stored keys that are read at once to compute similarities
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from trime.common.io import replacing
+from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError, install_command
-from trime.io import replacing
 from trime.memory.retrieval.datastore import Keys
 from trime.memory.retrieval.search import TRAINING_POINTS_PER_CELL, check_training_size, normalized_blocks
 from trime.memory.similarity import normalize_keys
-from trime.types import Float, Int, Tensor
 
 SAVED_EVERY = 2**24  # keys between two saves of an unfinished index, from which a killed build resumes
 

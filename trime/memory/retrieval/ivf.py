@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from trime.common.io import write_array, write_tensors
+from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
-from trime.io import write_array, write_tensors
 from trime.memory.retrieval.datastore import Keys
 from trime.memory.retrieval.search import Blocks, check_training_size, normalized_blocks
 from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.memory.similarity import normalize_keys, similarity
-from trime.types import Float, Int, Tensor
 
 CELLS, KEYS = "cells.safetensors", "key.npy"  # files of an index: where each cell begins, and the keys
 CENTROIDS = "learned.npy"  # in the folder of an index that is being built

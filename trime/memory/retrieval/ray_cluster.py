@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from trime.choices import THREADS
+from trime.common.choices import THREADS
+from trime.common.cpu import prepare_cpu
+from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
-from trime.kernels.cpu import prepare_cpu
 from trime.memory.retrieval.faiss_index import use_threads
 from trime.memory.retrieval.index import IndexPart
 from trime.memory.retrieval.ivf import Cells, IVFSearch
 from trime.memory.retrieval.search import Search, merge_results
-from trime.types import Float, Int, Tensor
 
 CONNECTING = 10  # seconds to wait for an address to answer
 RESTARTS = 3  # of a worker, before its work fails

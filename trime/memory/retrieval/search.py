@@ -8,10 +8,10 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.memory.retrieval.streaming_topk import StreamingTopK, merge
 from trime.memory.similarity import normalize_keys, similarity
-from trime.types import Float, Int, Tensor
 
 Blocks = Callable[[], Iterator[Tensor]]  # iterates over all keys, in blocks
 RESERVE = 2**32  # bytes of a device kept free for similarities

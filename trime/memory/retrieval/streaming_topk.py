@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.kernels.numba_kernels import numba_jit, run_kernel
-from trime.types import Float, Int, Tensor
+from trime.common.numba_kernels import numba_jit, run_kernel
+from trime.common.types import Float, Int, Tensor
 
 BINS = 512  # of the histogram
 

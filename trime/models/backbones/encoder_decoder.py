@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from trime.common.types import Bool, Encoding, Float, Int, Tensor
 from trime.errors import UserError
 from trime.models.backbones.transformer import FIRST_POSITION
 from trime.models.layers.attention import feed_forward, fused_attention, head_width, split_heads
 from trime.models.layers.embeddings import PlainInput, sinusoids
-from trime.types import Bool, Encoding, Float, Int, Tensor
 
 KEYS = ("g", "f")
 

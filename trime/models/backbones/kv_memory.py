@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from trime.eviction.base import AttentionScorePolicy, EvictionPolicy, Summary
-from trime.memory.bounded import BoundedMemory, MemoryState
+from trime.common.types import AttentionBlock, Bool, Float, Int, Tensor
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, TRAINING_POINTS_PER_CELL
+from trime.memory.slots.bounded import BoundedMemory, MemoryState
+from trime.memory.slots.eviction.base import AttentionScorePolicy, EvictionPolicy, Summary
 from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.topk_attention import (
     SCORES_PER_BLOCK,
@@ -28,7 +29,6 @@ from trime.models.layers.topk_attention import (
     search,
     select_candidates,
 )
-from trime.types import AttentionBlock, Bool, Float, Int, Tensor
 
 SEARCHES = {"exact": exact_top, "buckets": bucket_top, "approximate": exact_top, "faiss": exact_top}
 CANDIDATE_SEARCHES = ("approximate", "faiss")  # searches that score some of the entries only

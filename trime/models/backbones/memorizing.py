@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from trime.memory.distributed import as_full_tensor
+from trime.common.types import Bool, Float, Int, Tensor
+from trime.memory.training.distributed import as_full_tensor
 from trime.models.backbones.kv_memory import KeyValueMemory, KeyValueState
 from trime.models.backbones.stateful import (
     NORMS,
@@ -27,7 +28,6 @@ from trime.models.backbones.stateful import (
 from trime.models.layers.attention import AttentionTrace, head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.layers.sliding import Cache, RelativeBias, SlidingWindow, sliding_attention
-from trime.types import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True)

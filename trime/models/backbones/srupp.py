@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.memory.distributed import as_full_tensor
+from trime.common.types import Bool, Float, Int, Tensor
+from trime.memory.slots.bounded import BoundedMemory, MemoryState
+from trime.memory.training.distributed import as_full_tensor
 from trime.models.backbones import srupp_cpu
 from trime.models.backbones.stateful import (
     StatefulBackbone,
@@ -26,7 +27,6 @@ from trime.models.backbones.stateful import (
 )
 from trime.models.layers.attention import AttentionTrace, fused_attention, head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
-from trime.types import Bool, Float, Int, Tensor
 
 HIGHWAY_BIAS = -2.0  # layers pass most of their input through at first
 

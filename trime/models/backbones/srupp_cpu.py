@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.kernels.numba_kernels import HALF, LOG2_E, ONE, P0, P1, P2, P3, P4, P5, P6, numba_jit, run_kernel
-from trime.types import Tensor
+from trime.common.numba_kernels import HALF, LOG2_E, ONE, P0, P1, P2, P3, P4, P5, P6, numba_jit, run_kernel
+from trime.common.types import Tensor
 
 LANES = 128  # per job
 LIMIT = np.float32(80.0)  # beyond it a sigmoid is 0 or 1 in float32

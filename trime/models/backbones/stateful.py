@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from trime.memory.bounded import BoundedMemory, MemoryState, take_slots
+from trime.common.types import AttentionBlock, Bool, Encoding, Float, Int, Tensor
+from trime.memory.slots.bounded import BoundedMemory, MemoryState, take_slots
 from trime.models.layers.attention import AttentionTrace, feed_forward
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
-from trime.types import AttentionBlock, Bool, Encoding, Float, Int, Tensor
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 

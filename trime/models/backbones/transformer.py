@@ -6,9 +6,9 @@ import math
 
 from torch import nn
 
+from trime.common.types import Bool, Encoding, Float, Int, Tensor
 from trime.models.layers.attention import CausalAttention, feed_forward
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
-from trime.types import Bool, Encoding, Float, Int, Tensor
 
 FIRST_POSITION = 2  # the position number of a row's first token, as in fairseq's checkpoints
 

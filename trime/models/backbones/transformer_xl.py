@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trime.memory.bounded import BoundedMemory, MemoryState
+from trime.common.types import Bool, Float, Int, Tensor
+from trime.memory.slots.bounded import BoundedMemory, MemoryState
 from trime.models.backbones.stateful import (
     StatefulBackbone,
     StatefulTransformerLayer,
@@ -23,7 +24,6 @@ from trime.models.backbones.stateful import (
 )
 from trime.models.layers.attention import AttentionTrace, head_width, split_heads
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
-from trime.types import Bool, Float, Int, Tensor
 
 
 class RelativeAttention(nn.Module):

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.kernels.numba_kernels import HALF, LANES, ONE, STEP, ZERO, exponentials, lane_sum, numba_jit, run_kernel
-from trime.types import Bool, Float, Int, Tensor
+from trime.common.numba_kernels import HALF, LANES, ONE, STEP, ZERO, exponentials, lane_sum, numba_jit, run_kernel
+from trime.common.types import Bool, Float, Int, Tensor
 
 HIDDEN = np.float32(-np.inf)
 LOWEST, HIGHEST = np.finfo(np.float32).min, np.finfo(np.float32).max

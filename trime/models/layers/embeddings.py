@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trime.types import Float, Int, Tensor
+from trime.common.types import Float, Int, Tensor
 
 
 def band_edges(cutoffs: list[int], vocabulary: int) -> list[tuple[int, int]]:

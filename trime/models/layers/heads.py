@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from trime.common.types import Float, Int, LogMass, Tensor
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
-from trime.types import Float, Int, LogMass, Tensor
 
 LOGITS_PER_BLOCK = 2**23  # logits in memory at a time on the CPU: 32 MiB in float32
 CUDA_LOGITS_PER_BLOCK = 2**26  # there, each block costs about a millisecond of launches

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from trime.kernels.triton_kernels import triton_jit
-from trime.types import Tensor
+from trime.common.triton_kernels import triton_jit
+from trime.common.types import Tensor
 
 COLUMNS = 4096  # that a program reads at a time
 

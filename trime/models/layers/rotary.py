@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional as F
 
+from trime.common.types import Bool, Float, Int, Tensor
 from trime.models.layers.attention_cpu import runs_on_cpu
-from trime.types import Bool, Float, Int, Tensor
 
 RUN = 128  # slots in a block: for fewer, a product of its own would not pay
 NEVER = 2**62  # a position after all others

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from trime.common.types import Bool, Float, Int, Tensor
 from trime.models.layers.attention import fused_attention
-from trime.types import Bool, Float, Int, Tensor
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from trime.types import Bool, Float, Int, Tensor
+from trime.common.types import Bool, Float, Int, Tensor
 
 Top = Callable[[Tensor, int], Tensor]  # (scores [h q m], k) -> slots of the k best
 ScoreCallback = Callable[[int, slice, Tensor, Tensor], None]  # (row, block of queries, scores [h q m], slots [h q k])

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from trime.eviction.fifo import FIFO
-from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.models.attendre import Attendre
+from trime.common.types import Float, Int, Tensor
+from trime.memory.slots.bounded import BoundedMemory, MemoryState
+from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.layers.attention import AttentionTrace, mean_trace
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
-from trime.types import Float, Int, Tensor
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
+from trime.common.types import Bool, Int, Tensor
 from trime.errors import UserError
-from trime.eviction.base import EvictionPolicy
-from trime.memory.bounded import BoundedMemory
-from trime.models.attendre import Attendre
+from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.eviction.base import EvictionPolicy
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import LayerMemory
 from trime.models.pretrained.loading import check_version, model_class, unwrapped
 from trime.models.pretrained.memories import LayerMemories
 from trime.models.pretrained.rope import KINDS, per_layer, sliding_windows
-from trime.types import Bool, Int, Tensor
 
 check_version()  # before the imports below fail with a message of their own
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.models.attendre import Attendre
+from trime.common.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
+from trime.memory.slots.bounded import BoundedMemory, MemoryState
 from trime.models.layers.rotary import dot_products
-from trime.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
+from trime.models.pretrained.attendre import Attendre
 
 
 class Queries(NamedTuple):

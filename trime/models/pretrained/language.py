@@ -14,18 +14,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trime.choices import CachedKeys, Dtype, Extension, TopKSearch
+from trime.common.choices import CachedKeys, Dtype, Extension, TopKSearch
+from trime.common.types import Bool, Encoding, Float, Int, LogMass, Tensor
 from trime.errors import UserError
-from trime.memory.bounded import BoundedMemory, MemoryState
-from trime.models.attendre import Attendre
+from trime.memory.slots.bounded import BoundedMemory, MemoryState
 from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.heads import in_blocks, project_and_pick
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import repeated
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.lora import add_lora
 from trime.models.pretrained.reader import memories_in_model
 from trime.models.pretrained.rope import RopeDecoder, per_layer
-from trime.types import Bool, Encoding, Float, Int, LogMass, Tensor
 
 
 class PretrainedDecoder(nn.Module):

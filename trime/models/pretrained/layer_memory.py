@@ -14,13 +14,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.nn import functional as F
 
-from trime.memory.bounded import BoundedMemory, MemoryState, SlotWrites
-from trime.models.attendre import Attendre
+from trime.common.types import AttentionBlock, Float, Int, Ranking, Tensor
+from trime.memory.slots.bounded import BoundedMemory, MemoryState, SlotWrites
 from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.rotary import dot_products
 from trime.models.layers.topk_attention import masked_softmax
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.filling import Filling, Queries, seen_by
-from trime.types import AttentionBlock, Float, Int, Ranking, Tensor
 
 Columns = tuple[Tensor, Tensor, Tensor]  # queries [b l h d], keys and values [b l g d]
 OwnAttention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # the model's, of [b _ _ d] and a mask

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from trime.common.types import Tensor
 from trime.errors import UserError, install_command
-from trime.types import Tensor
 
 TESTED = ("5.23",)  # versions of transformers that the families were tested with
 HEAD = "lm_head.weight"

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from trime.memory.bounded import MemoryState
-from trime.models.attendre import scored_as
+from trime.common.types import Float, Int, Tensor
+from trime.memory.slots.bounded import MemoryState
 from trime.models.layers.attention import AttentionTrace
+from trime.models.pretrained.attendre import scored_as
 from trime.models.pretrained.layer_memory import Columns, Decoding, LayerMemory, OwnAttention, repeated
-from trime.types import Float, Int, Tensor
 
 
 class LayerMemories:

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trime.models.attendre import Attendre
+from trime.common.types import Float, Int, Tensor
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import LayerMemory
 from trime.models.pretrained.memories import LayerMemories
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
-from trime.types import Float, Int, Tensor
 
 
 class Hidden(NamedTuple):

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from trime.choices import CACHED_KEYS, EXTENSIONS
+from trime.common.choices import CACHED_KEYS, EXTENSIONS
+from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.models.layers.rotary import Rotary, RotaryScore, interpolate_positions, ntk_aware, yarn
 from trime.models.pretrained.loading import model_class
-from trime.types import Float, Int, Tensor
 
 
 class LlamaLayer:

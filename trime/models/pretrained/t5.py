@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from trime.common.types import Bool, Float, Int, Tensor
 from trime.models.pretrained.loading import model_class
-from trime.types import Bool, Float, Int, Tensor
 
 SUPPORTED = ("T5ForConditionalGeneration", "T5EncoderModel")
 

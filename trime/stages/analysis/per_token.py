@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trime.evaluation.scorer import ScoredWindow
-from trime.io import to_json
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
+from trime.common.io import to_json
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.scoring.scorer import ScoredWindow
 from trime.stages.encode import Encode
 from trime.stages.scoring import SCORING, build_scorer, with_progress
 from trime.stages.tune import TunedRows

@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from trime.evaluation.frequency import BUCKETS, TokenMeans, dev_frequency
-from trime.evaluation.mixture_spec import MixtureSpec
-from trime.io import write_json
+from trime.common.io import write_json
+from trime.common.metrics import perplexity
+from trime.common.types import Bool, Contexts, Tensor
+from trime.lab.artefact import Artefact, ConfiguredArtefact
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import CachedSearch
-from trime.metrics import perplexity
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
-from trime.pipeline.rows import sizes_of
+from trime.scoring.frequency import BUCKETS, TokenMeans, dev_frequency
+from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.rows import sizes_of
 from trime.stages.encode import Encode
 from trime.stages.scoring import SCORING, build_scorer, with_progress
 from trime.stages.tune import TunedRows
-from trime.types import Bool, Contexts, Tensor
 
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
 

@@ -17,18 +17,18 @@ import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
 
-from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
-from trime.evaluation.frequency import dev_frequency
-from trime.evaluation.loss_sums import LossSums, summarize_row
-from trime.evaluation.mixture_spec import MixtureSpec
-from trime.evaluation.scorer import Scorer
-from trime.io import write_json, write_tensors
-from trime.memory.base import Memory, Window
-from trime.mixtures.experts import ExpertMasses
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
-from trime.pipeline.engines import Advance
-from trime.pipeline.parts import ArtefactInParts, RunParts, columns_of, grouped, read_part
-from trime.progress import Progress
+from trime.common.io import write_json, write_tensors
+from trime.common.progress import Progress
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.engines import Advance
+from trime.lab.parts import ArtefactInParts, RunParts, columns_of, grouped, read_part
+from trime.memory.inference.base import Memory, Window
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
+from trime.scoring.frequency import dev_frequency
+from trime.scoring.loss_sums import LossSums, summarize_row
+from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.mixtures.experts import ExpertMasses
+from trime.scoring.scorer import Scorer
 from trime.stages.analysis.weights import Bins, Weights, bins_of, token_weights
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trime.evaluation.frequency import TokenMeans
-from trime.memory.base import Memory
-from trime.mixtures.experts import ExpertMasses
-from trime.types import Float, Int, Tensor
+from trime.common.types import Float, Int, Tensor
+from trime.memory.inference.base import Memory
+from trime.scoring.frequency import TokenMeans
+from trime.scoring.mixtures.experts import ExpertMasses
 
 BINS = 10  # number of bins of tokens by the similarity of the best entry
 

@@ -14,17 +14,17 @@ import torch
 from omegaconf import DictConfig
 
 from trime.errors import UserError
-from trime.evaluation.mixture_spec import MixtureSpec
-from trime.evaluation.scorer import Scorer
-from trime.eviction.base import EvictionPolicy
-from trime.memory.base import Memory, ReplayableMemory, StateScope, Window
-from trime.pipeline.artefact import Artefact
-from trime.pipeline.parts import RunParts
-from trime.pipeline.processes import DEVICE
+from trime.lab.artefact import Artefact
+from trime.lab.parts import RunParts
+from trime.memory.inference.base import Memory, ReplayableMemory, StateScope, Window
+from trime.memory.slots.eviction.base import EvictionPolicy
+from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
 from trime.stages.eviction.replay import Piece, Replay, ReplayedDocument, ReplayResult
 from trime.stages.scoring import SCORING, text_parts, windows_of
 from trime.stages.tune import TunedRows
+from trime.training.processes import DEVICE
 
 NO_ROW = (
     "stages=[replay] needs a row of evaluate.rows with a memory that eviction= bounds and none that reads a datastore: "

@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.io import write_json, write_tensors
+from trime.common.progress import Progress
+from trime.common.types import Tensor
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
-from trime.io import write_json, write_tensors
+from trime.lab.artefact import Artefact, ConfiguredArtefact
 from trime.models.backbones.memorizing import KNNAttention
 from trime.models.network import Reader
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
-from trime.pipeline.model_io import NETWORK, open_network
-from trime.pipeline.precision import resolved_precision
-from trime.pipeline.processes import DEVICE, device_of
-from trime.progress import Progress
 from trime.stages.encode import Encode
-from trime.tasks.callbacks.staleness import memory_layers
-from trime.types import Tensor
+from trime.stages.model_io import NETWORK, open_network
+from trime.training.callbacks.staleness import memory_layers
+from trime.training.precision import resolved_precision
+from trime.training.processes import DEVICE, device_of
 
 NO_MEMORY = "stages=[record] needs a model with a built-in memory: experiment=memorizing"
 
@@ -88,7 +88,10 @@ class Record(ConfiguredArtefact):
         """Return the configuration with a first-in-first-out memory so large that no document fills it."""
         longest = int((windows.start + windows.length).max())
         step = math.lcm(16, int(self.config.model.backbone.memory.top_k))
-        changed = {"model": {"memory_size": -(-longest // step) * step}, "eviction": {"_target_": "trime.eviction.fifo.FIFO"}}
+        changed = {
+            "model": {"memory_size": -(-longest // step) * step},
+            "eviction": {"_target_": "trime.memory.slots.eviction.fifo.FIFO"},
+        }
         return OmegaConf.merge(self.config, {"eviction": None}, changed)  # type: ignore[return-value]
 
 

@@ -18,19 +18,19 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
+from trime.common.io import plain, write_json
+from trime.common.progress import Progress
+from trime.common.types import AttentionBlock, Float, Int, Tensor
 from trime.config.folder import CONF
 from trime.errors import UserError
-from trime.eviction.base import EvictionPolicy, topk_mask
-from trime.eviction.clairvoyant import Clairvoyant
-from trime.io import plain, write_json
-from trime.memory.bounded import BoundedMemory
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
-from trime.pipeline.engines import Advance
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
-from trime.pipeline.settings import Keys
-from trime.progress import Progress
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.engines import Advance
+from trime.lab.parts import ArtefactInParts, Parts, RunParts
+from trime.lab.settings import Keys
+from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.eviction.base import EvictionPolicy, topk_mask
+from trime.memory.slots.eviction.clairvoyant import Clairvoyant
 from trime.stages.eviction.record import Record
-from trime.types import AttentionBlock, Float, Int, Tensor
 
 ORACLE = "oracle"  # the name of the clairvoyant policy in results
 

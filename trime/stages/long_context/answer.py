@@ -14,22 +14,22 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.io import plain, read_json_lines, to_json, write_atomically, write_json
+from trime.common.metrics import ResourceUsage, Usage, processor_ms
+from trime.common.progress import Progress
 from trime.data.questions.base import Example, Questions, contains_answer, exact_match
 from trime.errors import UserError
-from trime.io import plain, read_json_lines, to_json, write_atomically, write_json
-from trime.metrics import ResourceUsage, Usage, processor_ms
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.config_hash import QUESTION_PLACES
+from trime.lab.engines import Advance
+from trime.lab.parts import ArtefactInParts, Parts, RunParts
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
-from trime.pipeline.config_hash import QUESTION_PLACES
-from trime.pipeline.engines import Advance
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
-from trime.pipeline.pretrained import build_answerer, model_fingerprint
-from trime.pipeline.processes import DEVICE
-from trime.progress import Progress
 from trime.stages.long_context.prompts import Prompt, PromptMaker
 from trime.stages.long_context.train_small import batched
+from trime.stages.pretrained import build_answerer, model_fingerprint
+from trime.training.processes import DEVICE
 
 Asked = tuple[Example, Prompt]
 

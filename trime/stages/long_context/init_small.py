@@ -11,8 +11,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.data.byte_pairs import train_pieces
+from trime.lab.artefact import ConfiguredArtefact
 from trime.models.pretrained.tokenizer import END, PADDING, save_tokenizer
-from trime.pipeline.artefact import ConfiguredArtefact
 from trime.stages.prepare import PreparedText
 
 log = logging.getLogger(__name__)

@@ -15,18 +15,18 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.io import plain, write_json
+from trime.common.metrics import ResourceUsage
+from trime.common.types import Tensor
 from trime.data.questions.base import Example, Questions, prompt
 from trime.errors import UserError
-from trime.io import plain, write_json
-from trime.metrics import ResourceUsage
+from trime.lab.artefact import ConfiguredArtefact
+from trime.lab.config_hash import QUESTION_PLACES
+from trime.lab.settings import plain_settings, without
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
-from trime.pipeline.artefact import ConfiguredArtefact
-from trime.pipeline.config_hash import QUESTION_PLACES
-from trime.pipeline.precision import resolved_precision
-from trime.pipeline.settings import plain_settings, without
-from trime.pipeline.training import added_to_training, build_trainer, quiet, run_training
-from trime.tasks.answering import AnsweringModule, QuestionBatch
-from trime.types import Tensor
+from trime.training.answering import AnsweringModule, QuestionBatch
+from trime.training.precision import resolved_precision
+from trime.training.trainer import added_to_training, build_trainer, quiet, run_training
 
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)

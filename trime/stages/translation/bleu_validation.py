@@ -8,9 +8,9 @@ import pytorch_lightning as pl
 from omegaconf import DictConfig
 
 from trime.data.parallel.corpus import ParallelCorpus
-from trime.evaluation.mixture_spec import MixtureSpec
+from trime.decoding.translator import Translator
+from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.translation.translate import score_translations
-from trime.stages.translation.translator import Translator
 
 MODEL_ALONE = MixtureSpec((), ())
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.io import write_json
-from trime.pipeline.artefact import Artefact
+from trime.common.io import write_json
+from trime.lab.artefact import Artefact
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.translation.translate import Translate
 

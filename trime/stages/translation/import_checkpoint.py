@@ -7,13 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trime.common.urls import local_copy
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.models.fairseq import FairseqCheckpoint, translation_network_from_checkpoint
 from trime.models.network import Network, save_network
-from trime.pipeline.model_io import write_description
 from trime.stages.import_checkpoint import ImportedModel, check_size
-from trime.urls import local_copy
+from trime.stages.model_io import write_description
 
 SOURCE, TARGET = "source.vocabulary.json", "vocabulary.json"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hydra.utils import instantiate
 
+from trime.common.io import write_json
 from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.corpus import build_corpus, symbol_counts
 from trime.data.datasets import Dataset
@@ -18,8 +19,7 @@ from trime.data.parallel.corpus import CUT, PIECES, ParallelCorpus
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.io import write_json
-from trime.pipeline.artefact import Free
+from trime.lab.artefact import Free
 from trime.stages.prepare import PreparedText, log_statistics
 from trime.stages.translation.import_checkpoint import Dictionaries
 

@@ -10,17 +10,17 @@ import pytorch_lightning as pl
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from trime.common.io import plain
 from trime.data.corpus import Corpus
 from trime.data.parallel.corpus import PairDataModule, ParallelCorpus
-from trime.io import plain
 from trime.models.network import Network, build_network
-from trime.pipeline.model_io import model_of, write_description
-from trime.pipeline.processes import DEVICE
+from trime.stages.model_io import model_of, write_description
 from trime.stages.training_task import TrainingTask, training_parts
 from trime.stages.translation.bleu_validation import BleuValidation
 from trime.stages.translation.translate import ALONE
-from trime.tasks.callbacks.checkpoints import BestWeights
-from trime.tasks.language_model import TranslationModule
+from trime.training.callbacks.checkpoints import BestWeights
+from trime.training.language_model import TranslationModule
+from trime.training.processes import DEVICE
 
 
 class TranslationTraining(TrainingTask):

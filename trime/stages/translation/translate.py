@@ -10,20 +10,20 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from trime.common.io import read_json_lines, write_atomically, write_json
+from trime.common.metrics import ResourceUsage, Usage
+from trime.common.progress import Progress
 from trime.data.corpus import evenly_spaced
 from trime.data.parallel.corpus import ParallelCorpus
-from trime.io import read_json_lines, write_atomically, write_json
-from trime.metrics import ResourceUsage, Usage
+from trime.decoding.translator import Translator
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.engines import Advance
+from trime.lab.parts import ArtefactInParts, Parts, RunParts
 from trime.models.network import Network
-from trime.pipeline.artefact import Artefact, ConfiguredArtefact
-from trime.pipeline.engines import Advance
-from trime.pipeline.model_io import NETWORK, open_network
-from trime.pipeline.parts import ArtefactInParts, Parts, RunParts
-from trime.pipeline.processes import DEVICE, device_of
-from trime.progress import Progress
 from trime.stages.encode import Encode
-from trime.stages.translation.translator import Translator
+from trime.stages.model_io import NETWORK, open_network
 from trime.stages.tune import TunedRows
+from trime.training.processes import DEVICE, device_of
 
 ALONE = (
     "beam",

@@ -9,10 +9,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.evaluation.fitted_mixture_spec import FittedMixtureSpec
-from trime.evaluation.mixture_spec import MixtureSpec
-from trime.io import write_json
-from trime.pipeline.artefact import Artefact
+from trime.common.io import write_json
+from trime.lab.artefact import Artefact
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
+from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.translation.translate import Translate
 from trime.stages.tune import TunedRows
 

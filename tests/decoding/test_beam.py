@@ -1,0 +1,60 @@
+"""Beam search against every sentence, and against greedy search."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from trime.decoding.beam import Beam
+
+
+def markov(seed: int, words: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Log-probabilities of the next word that the last two words decide; each sentence of its own."""
+    table = torch.randn(2, words, words, words, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
+    held: dict[str, torch.Tensor] = {}
+
+    def step(rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        sentence = held["sentence"][rows] if held else rows // (len(rows) // 2)
+        last = held["token"][rows] if held else torch.zeros_like(tokens)
+        held.update(sentence=sentence, token=tokens)
+        return table[sentence, last, tokens]
+
+    step.table = table  # type: ignore[attr-defined]
+    return step
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("shortest", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wide_beam_finds_the_best_of_all(penalty: float, shortest: int, seed: int) -> None:
+    """Against every sentence of up to 3 words, and at least ``shortest``, that ends with word 0."""
+    words, longest = 4, 3
+    step = markov(seed, words)
+    table = step.table  # type: ignore[attr-defined]
+    hypotheses = Beam(64, penalty, shortest).search(step, 0, 0, [longest, longest], torch.device("cpu"))
+    for sentence in range(2):
+        scores = {}
+        for length in range(shortest, longest + 1):
+            for tokens in itertools.product(range(1, words), repeat=length):
+                history = [0, 0, *tokens, 0]
+                total = sum(float(table[sentence, a, b, c]) for a, b, c in zip(history, history[1:], history[2:], strict=False))
+                scores[tokens] = total / (length + 1) ** penalty
+        best = max(scores, key=scores.__getitem__)
+        assert tuple(hypotheses[sentence].tokens) == best and hypotheses[sentence].score == pytest.approx(
+            scores[best], abs=1e-5
+        )
+
+
+def test_a_beam_of_one_is_greedy_and_ends_in_time() -> None:
+    step = markov(9, 6)
+    table = step.table  # type: ignore[attr-defined]
+    table[:, :, :, 0] -= 50  # it would never end
+    hypotheses = Beam(1, 1.0).search(step, 0, 0, [5, 2], torch.device("cpu"))
+    for sentence, longest in ((0, 5), (1, 2)):
+        tokens = [0, 0]
+        for _ in range(longest):
+            tokens.append(int(table[sentence, tokens[-2], tokens[-1]].argmax()))
+        assert hypotheses[sentence].tokens == tokens[2:]

@@ -1,0 +1,402 @@
+"""Every experiment composes, trains two updates and reports at size=tiny; every choice of every group instantiates."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file
+
+from tests.conftest import ROOT, composed
+from tests.helpers.experiments import EVERY, TRANSLATE
+from trime.common.io import partial_of, plain
+from trime.config.check import check_parts, validate
+from trime.data.parallel.base import Parallel
+from trime.errors import UserError
+from trime.lab.runner import run
+from trime.memory.retrieval import index as indices
+from trime.models.network import build_network
+from trime.scoring.rows import rows_of
+from trime.stages import encode
+from trime.stages.graph import Plan
+
+EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models
+OF_OTHER_TESTS = ("experiment", "size", "table", "hydra")
+GROUPS = {
+    path.name: sorted(choice.stem for choice in path.glob("*.yaml"))
+    for path in sorted((ROOT / "conf").iterdir())
+    if path.is_dir() and path.name not in OF_OTHER_TESTS
+}
+
+
+CONF = ROOT / "conf"
+EXPERIMENT_FILES = [
+    path.relative_to(CONF / "experiment").with_suffix("").as_posix() for path in (CONF / "experiment").rglob("*.yaml")
+]
+ABLATIONS = sorted(path.stem for path in (CONF / "experiment" / "ablation").glob("*.yaml"))
+DOMAINS = sorted(path.stem for path in (CONF / "experiment" / "domain").glob("*.yaml"))
+TABLES = sorted(path.stem for path in (CONF / "table").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", sorted(name for name in EXPERIMENT_FILES if not name.startswith("reproduce/")))
+def test_every_experiment_is_valid(name: str) -> None:
+    """Its settings are those of the schema, and its parts take the arguments that it gives them (test_ledger: reproduce/…)."""
+    config = composed(f"experiment={name}")
+    validate(config)
+    check_parts(plain(config))
+
+
+def swept(config: DictConfig) -> dict[str, list[str]]:
+    """Return the values of each setting that a sweep goes over."""
+    parser, params = OverridesParser.create(), {}
+    for key, value in config.hydra.sweeper.params.items():
+        asked = parser.parse_override(f"{key}={value}")
+        params[key] = list(asked.sweep_string_iterator()) if asked.is_sweep_override() else [value]
+    return params
+
+
+@pytest.mark.parametrize(
+    "choice", [*(f"experiment=ablation/{name}" for name in ABLATIONS), *(f"table={name}" for name in TABLES)]
+)
+def test_a_sweep_has_runs_of_different_names_and_those_that_are_published(choice: str, tiny: Callable[..., DictConfig]) -> None:
+    """Every value is valid. An ablation has a run for each; a table that sweeps over experiments has theirs."""
+    config = tiny(choice, return_hydra=True)
+    assert config.hydra.mode.name == "MULTIRUN"
+    params, group = swept(config), choice.partition("=")[2].rpartition("/")[2]
+    for key, values in params.items():
+        for value in values:
+            validate(tiny(choice, f"{key}={value}"))
+    published = {
+        row for rows in config.report.published.values() for row in rows if row.startswith((f"ablation_{group}_", f"{group}_"))
+    }
+    if published:
+        settings = ([f"{key}={value}" for key, value in zip(params, own, strict=True)] for own in product(*params.values()))
+        assert published <= {tiny(choice, *own).name for own in settings}
+
+
+@pytest.mark.parametrize("name", [ABLATIONS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in ABLATIONS[1:])])
+def test_an_ablation_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
+    """With the second values of its settings."""
+    params = swept(tiny(f"experiment=ablation/{name}", return_hydra=True))
+    second = [f"{key}={values[min(1, len(values) - 1)]}" for key, values in params.items()]
+    assert run(tiny(f"experiment=ablation/{name}", *second, "tune.memory_size=[64]")).loss is not None
+
+
+def test_passkey_is_a_sweep_over_policies_sizes_and_lengths(tiny: Callable[..., DictConfig]) -> None:
+    config = tiny("table=passkey", return_hydra=True)
+    params = config.hydra.sweeper.params
+    assert config.hydra.mode.name == "MULTIRUN" and config.answering.counts == "contained" and config.questions.count == 100
+    assert set(params) == {"questions.words", "model.memory_size", "eviction"}
+    policies = [instantiate(tiny(f"eviction={name}").eviction) for name in params.eviction.split(",")]
+    assert len({type(policy) for policy in policies}) == len(policies) > 8
+
+
+def test_a_frontier_is_a_sweep_over_settings_of_one_trained_run(tiny: Callable[..., DictConfig]) -> None:
+    config = tiny("table=frontier", "experiment=trime", return_hydra=True)
+    params = config.hydra.sweeper.params
+    assert config.hydra.mode.name == "MULTIRUN" and config.evaluate.subsets == "all" and config.name == "trime"
+    assert set(params) == {"index", "index.k", "datastore.dtype"}
+    mixed = [rows_of(tiny("table=frontier", f"experiment={name}")) for name in ("trime_ext", "trime_all_ngram", "ngram_lm")]
+    assert [len(rows) for rows in mixed] == [2, 2, 2] and not any(rows[0].memories for rows in mixed)
+    assert [len(rows[-1].memories) for rows in mixed] == [3, 5, 2]
+    own = [tiny("table=frontier", f"index={index}") for index in params.index.split(",")]
+    assert len({Plan(config).fit.fingerprint for config in own}) == 1
+
+
+@pytest.mark.parametrize(
+    "name", [name if "trime_ext" in name else pytest.param(name, marks=pytest.mark.slow) for name in DOMAINS]
+)
+def test_a_row_of_the_domain_table(name: str, tiny: Callable[..., DictConfig], text_folder: Path) -> None:
+    """B is read in A's vocabulary; memory is from A, or from B's own split."""
+    config = tiny(f"experiment=domain/{name}", f"evaluate.dataset.path={text_folder}")
+    run(config)
+    plan = Plan(config)
+    results = json.loads((plan.run_folder / "results.json").read_text())
+    assert results["evaluation_dataset"]["name"] == text_folder.name and results["dataset"]["name"] == "stdlib"
+    assert plan.evaluated_corpus.corpus().vocabulary.fingerprint == plan.corpus.corpus().vocabulary.fingerprint
+    if name[-2:] in ("_a", "_b"):
+        assert results["datastore"]["dataset"] == {"_a": "stdlib", "_b": text_folder.name}[name[-2:]]
+        assert results["datastore"]["split"] == "train"
+
+
+def documented_keys(start: str, end: str) -> set[str]:
+    """Return the words in backticks between two strings of docs/experiments.md."""
+    text = (ROOT / "docs" / "experiments.md").read_text().partition(start)[2].partition(end)[0]
+    return {*re.findall(r"`(\w+)`", text)}
+
+
+PICTURED = ("trime_all", "trime_memorizing", "srupp")  # gates, shares, staleness and bits per character among their panels
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiment_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
+    config = tiny(f"experiment={name}", pictures=name in PICTURED)
+    loss = run(config).loss
+    results = json.loads((Plan(config).run_folder / "results.json").read_text())
+    assert results["name"] == name and loss == results["metrics"]["valid"][-1]["loss"]
+    assert name not in PICTURED or (Plan(config).run_folder / "picture.png").stat().st_size > 5000
+    row = "| key of a row"
+    keys, row_keys = documented_keys("## The file `results.json`", row), documented_keys(row, "\n## ")
+    assert {"seed", "commit", "versions", "hardware", "dataset", "parameters", "train", "tuned", "metrics"} <= results.keys()
+    assert results.keys() <= keys and results["train"].keys() | results["dataset"].keys() <= keys
+    assert all(row.keys() <= row_keys for rows in results["metrics"].values() for row in rows)
+    assert {"updates", "tokens_per_second", "seconds", "peak_memory_mb"} <= results["train"].keys()
+    assert {"name", "fingerprint", "tokens", "vocabulary"} <= results["dataset"].keys()
+    required = {"memories", "mixture", "search", "k", "memory_size", "eviction", "perplexity", "loss", "tokens", "documents"}
+    required |= {"tokens_per_second", "peak_memory_mb"}
+    for row in results["metrics"]["test"]:
+        assert required <= row.keys()
+        assert sum(count for _, count in row["documents"]) == row["tokens"] == 1000
+        assert abs(sum(loss for loss, _ in row["documents"]) / row["tokens"] - row["loss"]) < 1e-9
+        assert row["tokens_per_second"] > 0 and row["peak_memory_mb"] > 50
+    if any("external" in row["memories"] for row in results["metrics"]["test"]):
+        assert {"entries", "bytes", "index", "build_seconds", "recall"} <= results["datastore"].keys()
+        assert results["metrics"]["test"][-1]["search"] in ("exact", "approximate")
+
+
+def test_experiments_of_the_same_training_share_one_model() -> None:
+    shared = ["vanilla", "cache", "cache_long", "knn_lm", "knn_lm_cache"], ["trime_ext", "trime_ext_no_long"]
+    prints = [{Plan(composed(f"experiment={name}", "size=tiny")).model.fingerprint for name in names} for names in shared]
+    assert [len(found) for found in prints] == [1, 1] and prints[0] != prints[1]
+    apart = {Plan(composed("experiment=trime", "size=tiny", f"seed={seed}")).model.fingerprint for seed in (0, 1)}
+    assert len(apart) == 2
+
+
+BACKBONES = ("trime_all", "trime_memorizing", "transformer_xl", "srupp")  # the experiments' sizes differ by these
+SIZES = {"tiny": EXPERIMENTS, "paper": EXPERIMENTS} | dict.fromkeys(
+    ("small", "paper_150m", "paper_7m", "paper_enwik8"), BACKBONES
+)
+
+
+@pytest.mark.parametrize(("size", "name"), [(size, name) for size, names in SIZES.items() for name in names])
+def test_every_size_fits_every_experiment(size: str, name: str) -> None:
+    config = composed(f"experiment={name}", f"size={size}")
+    OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert rows_of(config)
+    assert config.segments.length <= config.model.backbone.positions
+    assert config.evaluate.block + config.evaluate.context <= config.model.backbone.positions
+    with torch.device("meta"):
+        build_network(config.model, 5000)
+
+
+@pytest.mark.parametrize("number", range(max(map(len, GROUPS.values()))))
+def test_every_choice_of_every_group_is_understood(number: int, text_folder: Path) -> None:
+    """One choice of each group at once, as far as it has so many; composing each by itself would take minutes."""
+    chosen = {group: choices[number] for group, choices in GROUPS.items() if number < len(choices)}
+    keys = {"test_memories": f"test_memories@test_memories.{chosen.get('test_memories')}"}
+    config = composed(*(f"{keys.get(group, group)}={choice}" for group, choice in chosen.items()))
+    for group in {"batching", "neighbours", "schedule"} & {*chosen}:
+        assert instantiate(config[group], _convert_="all") is not None
+    if chosen.get("memory", "none") != "none":
+        assert instantiate(config.memory, _convert_="all").visibility
+    if "optimizer" in chosen:
+        instantiate(config.optimizer, _partial_=True)([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    if "path" in config.dataset and chosen["dataset"] not in ("enwik8", "wikitext2", "wikitext103"):
+        config.dataset.path = str(text_folder)
+        if isinstance(found := instantiate(config.dataset, _convert_="all"), Parallel):
+            assert found.languages == ("de", "en") and found.location == text_folder
+        else:
+            assert list(found.documents("train"))
+
+
+def test_stages_alone_are_skipped_when_done_and_ask_for_what_is_missing(
+    tiny: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = f"paths.outputs={tmp_path}"
+    run(tiny("experiment=trime", here, "stages=[prepare]"))
+    with pytest.raises(UserError, match="add fit to stages="):
+        run(tiny("experiment=trime", here, "stages=[encode]"))
+    for stage in ("prepare", "fit", "encode", "tune", "evaluate", "report"):
+        run(tiny("experiment=trime", here, f"stages=[{stage}]"))
+    capsys.readouterr()
+    run(tiny("experiment=trime", here))
+    assert "made" not in capsys.readouterr().out
+
+
+def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
+    """TRIME's domain adaptation: model of one corpus, memory and test text of another."""
+    other = ["dataset@evaluate.dataset=folder", f"evaluate.dataset.path={text_folder}"]
+    store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}"]
+    config = tiny("experiment=trime_ext", *other, *store)
+    run(config)
+    results = json.loads((Plan(config).run_folder / "results.json").read_text())
+    assert results["evaluation_dataset"]["vocabulary"] == results["dataset"]["vocabulary"]
+    assert results["evaluation_dataset"]["fingerprint"] != results["dataset"]["fingerprint"]
+    assert results["datastore"]["dataset"] == text_folder.name and results["datastore"]["entries"] > 1000
+    assert any(note.startswith("test: 1 of 3") and "also in train" in note for note in results["duplicates"])
+    table = (Plan(config).run_folder / "table.md").read_text()
+    assert all(note in table for note in results["duplicates"])
+
+
+def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
+    tiny: Callable[..., DictConfig], text_folder: Path
+) -> None:
+    other = ["dataset@evaluate.dataset=folder", f"evaluate.dataset.path={text_folder}"]
+    store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=valid"]
+    plan = Plan(tiny("experiment=trime_ext", *other, *store))
+    run(plan.config)
+    asked = [plan.valid.summary(), plan.test.summary()]
+    assert [plan.memories.datastores[0].index.knn_memory(split).hide_own for split in asked] == [True, False]
+
+
+def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
+    """Traps 13 and 14: a datastore of the scored split never serves a document to itself, however it is named."""
+    store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=test"]
+    plan = Plan(tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", *store))
+    run(plan.config)
+    assert plan.memories.datastores[0].index.knn_memory(plan.test.summary()).hide_own
+
+
+def test_a_given_model_and_datastore_give_the_same_results(tiny: Callable[..., DictConfig]) -> None:
+    plan = Plan(tiny("experiment=knn_lm"))
+    loss = run(plan.config).loss
+    given = tiny("experiment=knn_lm", f"checkpoint={plan.model.path()}", f"datastore.path={plan.store_of(plan.config).path()}")
+    assert run(given).loss == loss
+
+
+def test_documents_of_test_in_a_given_datastore_are_said(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
+    """Also where the datastore holds only the starts of its documents."""
+    settings = "experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", "datastore.tokens=900"
+    plan = Plan(tiny(*settings, "stages=[prepare,fit,encode]"))
+    run(plan.config)
+    given = Plan(tiny(*settings, f"checkpoint={plan.model.path()}", f"datastore.path={plan.store_of(plan.config).path()}"))
+    notes = [note for note in given.duplicates if "datastore.path=" in note]
+    assert [note.split(" documents")[0] for note in notes] == ["valid: 2 of 3", "test: 1 of 3"]
+    assert "test/0.txt" in notes[1] and "as" not in notes[1].split("instance")[1].split(")")[0]
+
+
+def test_neighbours_and_index_backends(
+    tiny: Callable[..., DictConfig],
+    tmp_path: Path,
+    text_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = ["dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}", "evaluate.sample=starts"]
+    run(tiny("experiment=trime_ext", "neighbours=reference", "stages=[prepare,pack]", *few))
+    losses = {}
+    monkeypatch.setattr(indices, "EXACT_UP_TO", 100)
+    rescored = "factory=Flat rescore=true"
+    for index in (
+        "factory=null",
+        "factory=Flat",
+        "factory=IVF16_SQ8",
+        rescored,
+        "factory=Cells16",
+        "factory=Cells",
+        "factory=auto",
+    ):
+        asked = [f"index.{setting}" for setting in index.split()]
+        losses[index] = run(tiny("experiment=knn_lm", *asked, "index.nprobe=16", *few)).loss
+    exact = losses["factory=null"]
+    assert exact is not None
+    assert losses["factory=Flat"] == pytest.approx(exact, abs=1e-4), "FAISS flat = exact"
+    assert losses[rescored] == pytest.approx(exact, abs=1e-4)
+    assert losses["factory=Cells16"] == pytest.approx(exact, abs=1e-4)
+    assert losses["factory=Cells"] == pytest.approx(exact, abs=0.05)
+    assert losses["factory=IVF16_SQ8"] == pytest.approx(exact, abs=0.05)
+    assert losses["factory=auto"] == pytest.approx(exact, abs=0.05)
+    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.nprobe=16", *few)).memories.datastores[0].index
+    assert index is not None
+    told = index.summary()
+    assert told["index"].startswith("Cells") and told["nprobe"] > 1 and told["expected_recall"] >= 0.95
+    assert "recall 0.9" in capsys.readouterr().out or told["expected_recall"] == 1
+
+
+def test_a_head_is_chosen_by_itself() -> None:
+    """A model chooses no head but for a pretrained one, which has its own."""
+    for size in ("tiny", "small"):
+        assert composed(f"size={size}", "head=softmax").model.head._target_ == "trime.models.layers.heads.Softmax"
+        assert composed(f"size={size}").model.head._target_ == "trime.models.layers.heads.AdaptiveSoftmax"
+    own = composed("model=pretrained", "size=tiny").model
+    assert own.head._target_.endswith("PretrainedHead") and "cutoffs" not in own.embedding
+
+
+def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(
+    tiny: Callable[..., DictConfig], tmp_path: Path, text_folder: Path
+) -> None:
+    few = ["experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}"]
+    losses, sizes = [], []
+    for dtype in ("float16", "int8"):
+        config = tiny(*few, f"datastore.dtype={dtype}")
+        losses.append(run(config).loss)
+        store = Plan(config).store_of(config).path()
+        sizes.append(sum(load_file(file)["g"].nbytes for file in store.glob("*.safetensors")))
+    assert losses[1] == pytest.approx(losses[0], abs=0.02) and losses[1] != losses[0]
+    assert sizes[1] == sizes[0] / 2
+
+
+@pytest.mark.parametrize("section", ["datastore", "evaluate"])
+def test_time_and_disk_are_forecast(
+    section: str,
+    tiny: Callable[..., DictConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What will be written, to a fifth; refused where the disk has less."""
+    monkeypatch.setattr(encode, "FORECAST_TOKENS", 100)
+    config = tiny("experiment=knn_lm", f"paths.outputs={tmp_path}", "datastore.tokens=20k", "evaluate.tokens=20k")
+    plan = Plan(config)
+    for stage in ("prepare", "fit"):
+        for artefact in plan.made_by(stage):
+            artefact.make()
+    told = plan.store_of(config) if section == "datastore" else plan.valid
+    disk = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: disk._replace(free=1000))
+    with pytest.raises(UserError, match="free space"):
+        told.make()
+    monkeypatch.undo()
+    monkeypatch.setattr(encode, "FORECAST_TOKENS", 100)
+    monkeypatch.setattr(encode, "SHARD", 2000)
+    told.make()
+    line = next(line for line in capsys.readouterr().out.splitlines() if "minutes" in line)
+    said = float(line.split(" and ")[1].split()[0].replace(",", ""))
+    written = sum(file.stat().st_size for file in told.path().glob("*.safetensors")) / 2**20
+    assert said == pytest.approx(written, rel=0.2, abs=0.5) and written > 1
+
+
+@pytest.mark.parametrize(("experiment", "is_lost"), [("knn_lm", False), ("memorizing", False), ("memorizing", True)])
+def test_a_killed_encoding_writes_the_same_bytes(
+    experiment: str,
+    is_lost: bool,
+    tiny: Callable[..., DictConfig],
+    tmp_path: Path,
+    text_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model with a memory goes on with the state after the last shard; without it, it reads the text again."""
+    save, shards, saved = encode.save_reader_state, [], Mock(side_effect=[None, None, SystemExit(9)])
+    for place in ("broken", "whole"):
+        plan = Plan(
+            tiny(
+                f"experiment={experiment}", "dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path / place}"
+            )
+        )
+        encoded = plan.valid
+        for artefact in (plan.corpus, plan.fit):
+            artefact.make()
+        with monkeypatch.context() as patch:
+            patch.setattr(encode, "SHARD", 300)
+            if place == "broken":
+                with patch.context() as killed:
+                    killed.setattr(encode, "save_reader_state", lambda *given: (saved(), save(*given)))
+                    with pytest.raises(SystemExit):
+                        encoded.make()
+                states = {path.name for path in partial_of(encoded.folder).glob("*carried*") if path.suffix != ".partial"}
+                assert bool(states) == (experiment == "memorizing")
+                for name in states if is_lost else ():
+                    (partial_of(encoded.folder) / name).unlink()
+            encoded.make()
+        shards.append({file.name: file.read_bytes() for file in encoded.path().glob("*.safetensors")})
+    assert shards[0] == shards[1] and len(shards[0]) > 3

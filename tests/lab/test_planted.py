@@ -1,0 +1,90 @@
+"""Folders from elsewhere run nothing: whatever code a file names, no reader calls it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from tests.conftest import composed
+from trime.common.io import plain
+from trime.config.registry import registered_targets, unregistered
+from trime.errors import UserError
+from trime.lab.manifest import MANIFEST, write_manifest
+from trime.lab.runner import run
+from trime.stages.graph import Plan
+from trime.stages.model_io import model_of, open_network
+
+Tiny = Callable[..., DictConfig]
+EVERYTHING = ["experiment=trime_ext", "evaluate.analysis=true", "evaluate.memories=[local,long,external,ngram,ngram_document]"]
+
+
+def planted(content: Any, mark: Path) -> Any:
+    """The same content, in which every object names a call that would leave a file."""
+    if isinstance(content, dict):
+        call = {"_target_": "pathlib.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": [str(mark)]}]}
+        return {name: planted(value, mark) for name, value in content.items()} | call
+    return [planted(value, mark) for value in content] if isinstance(content, list) else content
+
+
+@pytest.mark.parametrize("names", [("model.json", "mixture.json"), pytest.param((), marks=pytest.mark.slow)])
+def test_no_reader_calls_what_a_file_names(names: tuple[str, ...], tiny: Tiny, tmp_path: Path) -> None:
+    """In JSON files of the artefacts of a run with everything, one file after the other; in the slow test in every file."""
+    places = [f"paths.outputs={tmp_path}/outputs", f"paths.data={tmp_path}/data", "dataset.modules=20"]
+    config = tiny(*EVERYTHING, *places, "stages=[prepare,pack,fit,encode,datastore,tune,evaluate,report,audit]")
+    run(config)
+    folders = [file.parent for root in ("data", "outputs") for file in (tmp_path / root).rglob(MANIFEST)]
+    files = [file for folder in folders for file in folder.rglob("*.json") if file.name != MANIFEST]
+    files += [*(tmp_path / "outputs" / "runs").rglob("*.json")]
+    assert len({file.name for file in files}) >= 10
+    mark = tmp_path / "called"
+    for file in files:
+        if names and file.name not in names:
+            continue
+        original = file.read_bytes()
+        file.write_text(json.dumps(planted(json.loads(original), mark)))
+        if file.parent in folders:
+            write_manifest(file.parent, file.parent.name)
+        with suppress(Exception):  # a refusal, or whatever else a strange file leads to: here only the call counts
+            run(config)
+        assert not mark.exists(), file
+        file.write_bytes(original)
+        if file.parent in folders:
+            write_manifest(file.parent, file.parent.name)
+
+
+def test_a_stored_model_names_registered_parts_alone(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny("experiment=vanilla", f"paths.outputs={tmp_path}", "stages=[prepare,fit]")
+    run(config)
+    folder = Plan(config).model.path()
+    content = json.loads((folder / "model.json").read_text())
+    targets = "torch.utils.collect_env.run os.system trime.models.network.save_network trime.models.pretrained.gguf.convert"
+    calls = [({"_target_": target, "command": "ls"}, {"extra": [{"_target_": target}]}) for target in targets.split()]
+    for part, changed in product(["embedding", "backbone", "head"], [*chain(*calls), {"extra": "${oc.env:HOME}"}]):
+        other = content | {"model": content["model"] | {part: content["model"][part] | changed}}
+        (folder / "model.json").write_text(json.dumps(other))
+        with pytest.raises(UserError, match=re.escape(f"{folder / 'model.json'} has")):
+            open_network(folder, config)
+    (folder / "model.json").write_text(json.dumps(content))
+    assert open_network(folder, config)[1] == content
+
+
+def test_own_classes_may_be_named_in_the_present_settings(tiny: Tiny) -> None:
+    own = {"backbone": {"_target_": "mine.Backbone"}}
+    assert unregistered(own, {}) and not unregistered(own, {"model": own})
+
+
+@pytest.mark.parametrize(
+    "words", [["experiment=trime_ext"], ["experiment=memorizing"], ["experiment=trime_mt"], ["experiment=srupp"]]
+)
+def test_every_model_of_the_lab_is_registered(words: list[str]) -> None:
+    config = composed(*words)
+    assert not unregistered({"model": model_of(config), "eviction": plain(config.eviction)}, {})
+    assert len(registered_targets()) > 15

@@ -1,0 +1,233 @@
+"""What each artefact is given of the configuration, and which settings its hash covers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError
+
+from trime.common.io import plain
+from trime.config.compose import compose_config
+from trime.config.help import schema_entries
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.config_hash import config_hash
+from trime.lab.settings import plain_settings, select_settings, without
+from trime.stages.graphs import build_plan
+from trime.stages.mixture import TuneMixture
+from trime.stages.translation.graph import TranslationPlan
+from trime.stages.translation.translate import SEARCH
+
+NOTHING: frozenset[str] = frozenset()
+ENCODED = frozenset({"valid", "test", "store"})
+SCORED = frozenset({"grid", "evaluate", "subsets"})
+# Which artefacts of `experiment=trime_ext` change with a setting, apart from those made from them. A name stands for a setting,
+# or for all of a section that no longer name stands for.
+LANGUAGE_MODEL: dict[str, frozenset[str]] = {
+    "seed": frozenset({"fit", "mixture", "subset_mixtures"}),
+    "dataset": frozenset({"corpus"}),
+    "dataset.cache": NOTHING,
+    "vocabulary": frozenset({"corpus"}),
+    "segments": frozenset({"pack", "fit"}),
+    "batching": frozenset({"fit"}),
+    "batching.k": frozenset({"fit", "pack"}),
+    "neighbours": frozenset({"pack"}),
+    "memory": frozenset({"fit"}),
+    "model": frozenset({"fit"}),
+    "optimizer": frozenset({"fit"}),
+    "schedule": frozenset({"fit"}),
+    "train": frozenset({"fit"}),
+    "train.checkpoint_every": NOTHING,
+    "train.log_every": NOTHING,
+    "train.memory_size": NOTHING,  # of a memory inside the model, which this one does not have
+    "train.eviction": NOTHING,
+    "similarity": frozenset({"fit", "index", "grid"}),
+    "eviction": frozenset({"grid"}),  # of the long memory
+    "long": frozenset({"grid"}),
+    "test_memories": frozenset({"grid"}),
+    "test_memories.ngram": NOTHING,  # no row uses it
+    "test_memories.ngram_document": NOTHING,
+    "tune": frozenset({"grid"}),
+    "evaluate.block": ENCODED,
+    "evaluate.context": ENCODED,
+    "evaluate.lines": ENCODED,
+    "evaluate.bounded": ENCODED,
+    "evaluate.tokens": frozenset({"valid", "test"}),
+    "evaluate.sample": frozenset({"valid", "test"}),
+    "evaluate.dtype": frozenset({"valid", "test"}),
+    "evaluate.rows": frozenset({"grid"}),
+    "evaluate.all_rows": frozenset({"grid"}),
+    "evaluate.interpolate": frozenset({"grid"}),
+    "evaluate.subsets": frozenset({"subset_mixtures", "subsets"}),
+    "evaluate.scaled_interpolation": SCORED,
+    "datastore.split": frozenset({"store"}),
+    "datastore.tokens": frozenset({"store"}),
+    "datastore.dtype": frozenset({"store"}),
+    "index.factory": frozenset({"index"}),
+    "index.metric": frozenset({"index"}),
+    "index.recall": frozenset({"index"}),
+    "index.parts": frozenset({"index"}),
+    "index.k": frozenset({"index", "grid"}),
+    "index.nprobe": frozenset({"grid"}),
+    "index.rescore": frozenset({"grid"}),
+    "mixture": frozenset({"mixture", "subset_mixtures"}),
+    "mixture.tokens": frozenset({"mixture", "subset_mixtures", "grid"}),  # the masses are collected with the grid
+    "mixture.temperatures": frozenset({"mixture", "subset_mixtures", "grid"}),
+    "compatibility.sorted_windows": ENCODED | SCORED,
+    "compatibility.dropped_in_band": ENCODED | {"fit"},
+    "compatibility.own_gradient_only": frozenset({"fit"}),
+    "compatibility.padding": frozenset({"fit"}),
+    "compatibility.string_ids": frozenset({"fit"}),
+    "trainer.precision": ENCODED | {"fit"},
+}
+
+# Of experiment=memorizing, whose model has a memory.
+MEMORIZING: dict[str, frozenset[str]] = {
+    "train": frozenset({"fit"}),
+    "train.checkpoint_every": NOTHING,
+    "train.log_every": NOTHING,
+    "model": frozenset({"fit"}),
+    "model.memory_size": frozenset({"valid", "test", "evaluate"}),
+    "eviction": frozenset({"valid", "test", "evaluate"}),
+}
+# Of experiment=knn_mt.
+TRANSLATION: dict[str, frozenset[str]] = {
+    "translation": frozenset({"fit"}),
+    "translation.key": frozenset({"fit", "valid", "test", "store"}),
+    "translation.joined_dictionary": frozenset({"corpus", "fit"}),
+    **{f"translation.{name}": frozenset({"translate"}) for name in SEARCH},
+    "translation.batch_size": NOTHING,
+    "datastore": frozenset({"store"}),
+}
+OTHERS = {
+    "optimizer._target_": "torch.optim.SGD",
+    "trainer.precision": "64-true",
+    "index.factory": None,
+    "eviction._target_": "trime.memory.slots.eviction.lru.LRU",
+}
+ELSEWHERE = ("replay", "small", "answering", "questions", "translation", "train.memory_size", "train.eviction", "test_memories")
+KEPT = ("task", "stages", "mixture.kind", "train.updates", "checkpoint")  # with others of these it is another experiment
+EXPERIMENTS: list[tuple[Sequence[str], Sequence[str] | None, dict[str, frozenset[str]]]] = [
+    (("experiment=trime_ext", "dataset=stdlib_tiny"), None, LANGUAGE_MODEL),
+    (("experiment=memorizing", "dataset=stdlib_tiny"), ("train", "model", "eviction"), MEMORIZING),
+    (("experiment=knn_mt", "translation.k=[4]"), ("translation", "datastore"), TRANSLATION),
+]
+
+
+def artefacts_of(config: DictConfig) -> dict[str, Artefact]:
+    """Return the artefacts of an experiment by their names in the plan."""
+    plan = build_plan(config)
+    made = {name: getattr(plan, name) for name in ("corpus", "pack", "fit", "valid", "test", "evaluate")}
+    made |= {name: getattr(memory, name) for memory in plan.memories.datastores for name in ("store", "index")}
+    if isinstance(plan, TranslationPlan):
+        mixture = next(iter(plan.tune.tunes.values()))
+        made |= {"translate": plan.evaluate.translations, "bleu": plan.tune, "evaluate": plan.evaluate.losses}
+    else:
+        mixture, made["subsets"] = plan.tune, plan.subsets
+        made["subset_mixtures"] = plan.subsets and plan.subsets.mixtures
+    made |= {"grid": mixture.grid, "mixture": mixture} if isinstance(mixture, TuneMixture) else {"grid": mixture}
+    return {name: artefact for name, artefact in made.items() if artefact is not None}
+
+
+def leaves(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values of a configuration, each list as one value; references to other keys are left out."""
+    for name, value in node.items():
+        key = f"{place}.{name}" if place else str(name)
+        if isinstance(value, dict):
+            yield from leaves(value, key)
+        elif not (isinstance(value, str) and "${" in value) and name != "_target_":
+            yield key, value
+
+
+def other_value(value: Any, kind: Any) -> Any:
+    """Return another value that a setting may have; the same value if none can be thought of."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
+        return next((choice for choice in choices if choice != value), value)
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value / 2 if value else 0.25
+    return value[:-1] if isinstance(value, list) and len(value) > 1 else value
+
+
+def changed(config: DictConfig, changes: dict[str, Any]) -> DictConfig:
+    """Return a configuration with other values for some keys, all references resolved."""
+    copied = config.copy()
+    for key, value in changes.items():
+        OmegaConf.update(copied, key, value, force_add=True)
+    return OmegaConf.create(plain(copied))
+
+
+def settings_of(config: DictConfig) -> dict[str, str]:
+    """Return what each artefact hashes of its own."""
+    return {name: hashed(artefact) for name, artefact in artefacts_of(config).items()}
+
+
+def hashed(artefact: Artefact) -> str:
+    """Return what the hash of an artefact contains beside the artefacts that it is made from."""
+    content = repr(artefact.settings() if isinstance(artefact, ConfiguredArtefact) else artefact.identity())
+    for need in artefact.needs():
+        content = content.replace(need.fingerprint, need.kind)
+    return content
+
+
+def elsewhere(change: dict[str, Any]) -> bool:
+    """Return True if all these settings are of other experiments, or of parts that this one does not use."""
+    return all(any(f"{key}.".startswith(f"{other}.") for other in ELSEWHERE) for key in change)
+
+
+def by_section(changes: dict[str, Any], expected: dict[str, frozenset[str]]) -> Iterator[dict[str, Any]]:
+    """Yield changes one at a time, but those of a section that nothing is expected to depend on all at once."""
+    for section, keys in groupby(changes, lambda key: key.split(".")[0]):
+        group = {key: changes[key] for key in keys}
+        if any(name.split(".")[0] == section for name in expected):
+            yield from ({key: value} for key, value in group.items())
+        else:
+            yield group
+
+
+@pytest.mark.parametrize("overrides, sections, expected", EXPERIMENTS)
+def test_a_setting_moves_the_hashes_of_what_depends_on_it_and_no_others(
+    overrides: Sequence[str], sections: Sequence[str] | None, expected: dict[str, frozenset[str]]
+) -> None:
+    """Each setting of the sections (None: of all) is changed by itself."""
+    config = compose_config(*overrides)
+    kinds = {key: entry.kind for key, entry in schema_entries().items()}
+    values = {key: v for key, v in leaves(OmegaConf.to_container(config)) if not sections or key.split(".")[0] in sections}
+    others = {key: other_value(value, kinds.get(key)) for key, value in values.items()} | OTHERS
+    changes = {key: other for key, other in others.items() if key in values and key not in KEPT and other != values[key]}
+    assert len(changes) > 0.6 * len(values)
+    before, wrong, same = settings_of(changed(config, {})), {}, config_hash(changed(config, {}))
+    for change in by_section(changes, expected):
+        after = settings_of(changed(config, change))
+        names = [name for name in expected if name in change or any(key.startswith(f"{name}.") for key in change)]
+        named = expected[max(names, key=len)] if names else NOTHING
+        moved = {name for name in before if before[name] != after.get(name)}
+        if moved != named:
+            wrong[", ".join(change)] = f"changed {sorted(moved)}, expected {sorted(named)}"
+        if not moved and not elsewhere(change) and config_hash(changed(config, change)) != same:
+            wrong[", ".join(change)] = "changed config_hash, but no artefact"
+    assert not wrong, "\n".join(f"{keys}: {text}" for keys, text in wrong.items())
+
+
+def test_an_artefact_cannot_read_a_setting_that_it_does_not_name() -> None:
+    """A forgotten key is an error at once, rather than a result that is found again where it should be made anew."""
+    fit = artefacts_of(compose_config("experiment=trime_ext", "dataset=stdlib_tiny"))["fit"]
+    assert fit.config.train.updates and fit.config.trainer.accelerator
+    with pytest.raises(ConfigAttributeError):
+        _ = fit.config.index
+    with pytest.raises(ConfigAttributeError):
+        _ = fit.config.evaluate.rows
+
+
+def test_select_settings_takes_sections_and_parts_and_resolves_references() -> None:
+    config = OmegaConf.create({"a": {"b": 1, "c": "${d.e}"}, "d": {"e": [2], "f": None}, "g": 3})
+    assert plain(select_settings(config, ("a", "d.f", "h.i"))) == {"a": {"b": 1, "c": [2]}, "d": {"f": None}}
+    assert plain_settings(config, ("a.c", "g")) == {"a": {"c": [2]}, "g": 3}
+    assert without({"a": {"b": 1, "c": 2}, "d": 3}, ("a.b", "d", "x.y", "d.z")) == {"a": {"c": 2}}

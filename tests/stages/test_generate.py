@@ -1,0 +1,290 @@
+"""Generation: probabilities equal those of evaluation and split into parts that sum to them; sampling obeys its settings."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from trime.decoding.attribution import Entries, grid_attribution
+from trime.decoding.generation import TokenSampler
+from trime.errors import UserError
+from trime.lab.runner import run
+from trime.models.pretrained.answering import greedy
+from trime.scoring.mixture_spec import MixtureSpec
+from trime.stages.generate import extend_shown
+from trime.stages.graph import Plan
+from trime.stages.samples.writers import LongWriter, Writer, open_writer, tuned_last_row
+
+Tiny = Callable[..., DictConfig]
+SHORT = [
+    "evaluate.tokens=120",
+    "evaluate.sample=starts",  # a writer reads a text from its start
+    "tune.interpolation_share=[0.3]",
+    "tune.temperature=[1.5]",
+    "tune.interpolation_temperature=[1.0]",
+]
+FITTED = [
+    ["experiment=trime_ext", "tune.memory_size=[24]"],
+    ["experiment=trime_long", "tune.memory_size=[24]", "eviction=lra_sum"],
+    ["experiment=trime_long", "tune.memory_size=[24]", "mixture.model.online=true", "mixture.model.online_rate=0.1"],
+    ["experiment=cache", "mixture=calibrated", "evaluate.memories=[local,ngram]"],
+    ["experiment=trime_xl", "evaluate.memories=[local,ngram,ngram_document]"],
+    ["experiment=knn_lm", "mixture.model.history=[]", "evaluate.memories=[external,ngram_document]"],
+]
+COUNTED = [  # counts have no temperature, in any row
+    ["experiment=trime", "mixture=joint", "evaluate.memories=[local,ngram]"],
+    ["experiment=cache", "mixture=interpolated", "evaluate.memories=[local,ngram_document]"],
+]
+PLAIN = [
+    ["experiment=vanilla"],
+    ["experiment=cache"],
+    ["experiment=trime"],
+    ["experiment=trime_long", "tune.memory_size=[24]"],
+    ["experiment=trime_ext"],
+]
+PAPERS = [
+    ["experiment=knn_lm_cache"],
+    ["experiment=trime_long", "tune.memory_size=[24]", "model.gate=true"],
+    ["experiment=trime_long", "tune.memory_size=[24]", "similarity=l2"],
+    ["experiment=trime_ext", "similarity=cosine"],
+    ["experiment=trime_long", "tune.memory_size=[24]", "eviction=lra_sum"],
+    ["experiment=trime_ext", "long.across_documents=true", "evaluate.scaled_interpolation=false"],
+    ["experiment=memorizing"],
+    ["experiment=trime_xl"],
+]
+KINDS = [
+    *FITTED,
+    *COUNTED,
+    *([*options, "mixture.kind=none"] for options in PAPERS),
+    *(pytest.param([*options, "mixture.kind=none"], marks=pytest.mark.slow) for options in PLAIN),  # code of the others, too
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=lambda options: " ".join(option.split("=")[-1] for option in options))
+def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -> None:
+    """Token by token, each document of the test split is scored as a text of its own."""
+    config = tiny(*options, *SHORT)
+    if config.long.across_documents:
+        config.evaluate.tokens = 100
+    run(config)
+    plan = Plan(config)
+    scored = plan.evaluate.rows()[-1]["documents"]
+    text = plan.corpus.corpus().split("test")
+    carried = config.long.across_documents or (config.mixture.model or {}).get("online")  # from document to document
+    for number, (loss, count) in enumerate(scored[: 1 if carried else 2]):
+        writer, total = Writer(plan), 0.0
+        for token in text.tokens[text.offsets[number] :][:count].tolist():
+            parts, _ = writer.continuation.next()
+            assert parts.probability.sum() == pytest.approx(1, abs=1e-5) and bool((parts.probability >= 0).all())
+            total -= math.log(float(parts.probability[token]))
+            writer.continuation.read([token])
+        assert total == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("memories", ["local,long", "local", "local,ngram_document"])
+def test_a_text_read_at_once_is_read_as_token_by_token(memories: str, tiny: Tiny) -> None:
+    """A history that decays ignores windows that are long past."""
+    config = tiny("experiment=trime_long", *SHORT, "mixture.model.history=[0.0]", f"evaluate.memories=[{memories}]")
+    config.tune.memory_size = [24]
+    run(config)
+    plan = Plan(config)
+    tokens = plan.corpus.corpus().split("test").tokens[: 5 * config.evaluate.block + 3].tolist()
+    whole, single = Writer(plan).continuation, Writer(plan).continuation
+    assert whole.history_decays
+    whole.read(tokens)
+    for token in tokens:
+        single.next()
+        single.read([token])
+    torch.testing.assert_close(whole.next()[0].probability, single.next()[0].probability, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "experiment, overrides",
+    [("memorizing", []), ("memorizing", ["model.backbone.memory.per_head=true", "eviction=lra_sum"]), ("trime_xl", [])],
+)
+def test_attention_of_layers_is_explained(experiment: str, overrides: list[str], tiny: Tiny, tmp_path: Path) -> None:
+    """Memorizing: the shares of all entries sum to the gate's mean. Transformer-XL without a query: every place the same."""
+    config = tiny(f"experiment={experiment}", *SHORT, "explain=true", *overrides)
+    run(config)
+    writer = Writer(Plan(config))
+    attentions, words = writer.continuation.network.backbone.attentions, "import os\nos.path.join(name)\n" * 40
+    if experiment == "trime_xl":
+        for attention in attentions:
+            for part in (*attention.q_proj.parameters(), attention.content_bias, attention.position_bias):
+                torch.nn.init.zeros_(part)
+    read = len(writer.read(words))
+    writer.continuation.next()
+    attention_trace = writer.continuation.network.attention_trace()
+    assert attention_trace is not None
+    if experiment == "memorizing":
+        gates = [attention.memory.bias.sigmoid().mean() for attention in attentions if attention.memory]
+        torch.testing.assert_close(attention_trace.share.sum(), torch.stack(gates).mean(), rtol=1e-5, atol=0)
+    else:
+        inside, cached = 1 + read - writer.continuation.first, int((attention_trace.position[0] >= 0).sum()) // len(attentions)
+        each = attention_trace.share[attention_trace.position >= 0]
+        torch.testing.assert_close(each, torch.full_like(each, 1 / (inside + cached) / len(attentions)), rtol=1e-5, atol=0)
+    token = next(writer.write())
+    shown = [entry for entry in token.entries if entry["memory"] == "attention"]
+    assert len(shown) == config.generate.entries and all(0 < entry["share"] <= 1 and entry["text"] for entry in shown)
+    places = [int(entry["place"].split()[1].replace(",", "")) for entry in shown]
+    assert all(place < writer.continuation.first for place in places) and len(set(places)) == len(places)
+
+
+def test_parts_follow_the_equations() -> None:
+    """Eq. 6 with τ, then Eq. 9 with τ' and λ, from the text; an empty memory changes nothing."""
+    torch.manual_seed(0)
+    vocabulary = torch.randn(5).double()
+    entries = {
+        "local": Entries(torch.randn(4), torch.tensor([1, 1, 3, 0]), torch.arange(4)),
+        "external": Entries(torch.randn(3), torch.tensor([2, 1, 1]), torch.arange(3)),
+        "long": Entries(torch.zeros(0), torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)),
+    }
+    grid = {"temperature": 0.7, "interpolation_temperature": 0.3, "lambda": 0.25}
+    specification = MixtureSpec(("local", "long"), (layer("external"),)).with_settings(grid | {"memory_size": 4})
+    result = grid_attribution(specification, vocabulary, entries, 16, True)
+    inside = [
+        (entries["local"].similarity / (4 * 0.7)).double().exp(),
+        (entries["external"].similarity / (4 * 0.3)).double().exp(),
+    ]
+    total = vocabulary.exp().sum() + inside[0].sum()
+    for token in range(5):
+        local = inside[0][entries["local"].token == token].sum() / total
+        external = inside[1][entries["external"].token == token].sum() / inside[1].sum()
+        expected = {"vocabulary": 0.75 * vocabulary[token].exp() / total, "local": 0.75 * local, "external": 0.25 * external}
+        for name, share in expected.items():
+            torch.testing.assert_close(result.parts[name][token], share, rtol=1e-6, atol=1e-9)
+    assert result.probability.sum() == pytest.approx(1) and not result.parts["long"].any()
+    alone = grid_attribution(
+        MixtureSpec((), (layer("long"),)).with_settings(grid | {"memory_size": 4}), vocabulary, entries, 16, True
+    )
+    torch.testing.assert_close(alone.probability, vocabulary.softmax(0))
+
+
+def layer(name: str) -> object:
+    from trime.scoring.mixture_spec import Interpolation
+
+    return Interpolation((name,), (1.0,), (0.5,))
+
+
+def test_choices() -> None:
+    probability, generator = torch.tensor([0.1, 0.5, 0.25, 0.15]).double(), torch.Generator().manual_seed(0)
+    assert TokenSampler(0)(probability, generator) == 1
+    drawn = torch.tensor([TokenSampler(1.0, 0.7)(probability, generator) for _ in range(4000)])
+    assert set(drawn.tolist()) == {1, 2} and (drawn == 1).double().mean() == pytest.approx(2 / 3, abs=0.03)
+    sharp = torch.tensor([TokenSampler(0.5)(probability, generator) for _ in range(4000)])
+    assert (sharp == 1).double().mean() == pytest.approx(0.25 / 0.345, abs=0.03)
+    assert {TokenSampler(1.0, 1e-9)(probability, generator) for _ in range(50)} == {1}
+    assert TokenSampler(0, 1.0, (1,))(probability, generator) == 2
+    assert {TokenSampler(1.0, 1.0, (1, 2))(probability, generator) for _ in range(200)} == {0, 3}
+
+
+def test_a_prompt_is_continued_and_explained(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["experiment=trime_ext", *SHORT]
+    run(tiny(*options))
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("import os\ndef close(self):\n    if self.closed:\n        return")
+    capsys.readouterr()
+    config = tiny(*options, "stages=[generate]", f"prompt_file={prompt}", "explain=true", "generate.max_new_tokens=8")
+    run(config)
+    output = capsys.readouterr().out
+    folder = Plan(config).run_folder
+    (first,) = folder.glob("generated-*.json")
+    found = json.loads(first.read_text())
+    assert len(found["tokens"]) == 8 and found["prompt"] == prompt.read_text() and "prompt of 17 tokens" in output
+    for token in found["tokens"]:
+        assert sum(token["parts"].values()) == pytest.approx(token["probability"], abs=1e-6)
+        assert set(token["parts"]) == {"vocabulary", "local", "long", "external"}
+        largest = max({*token["parts"]} - {"vocabulary"}, key=token["parts"].__getitem__)
+        order = [(entry["memory"] != largest, -entry["share"]) for entry in token["entries"]]
+        assert order == sorted(order) and sum(entry["share"] for entry in token["entries"]) <= token["probability"] + 1e-6
+        for entry in token["entries"]:
+            assert entry["text"].endswith(token["text"].strip()) and entry["share"] <= token["parts"][entry["memory"]] + 1e-6
+    assert any(".py, token" in entry["place"] for token in found["tokens"] for entry in token["entries"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.read_bytes())))
+    run(tiny(*options, "stages=[generate]", "generate.max_new_tokens=8"))
+    (second,) = set(folder.glob("generated-*.json")) - {first}
+    again = json.loads(second.read_text())
+    assert again["text"] == found["text"], "the same seed draws the same"
+    assert tuned_last_row(Plan(config)).memories == {"local", "long", "external"}
+
+
+def test_what_is_shown_grows_into_the_text() -> None:
+    """White space and half a character wait; where a mark moves close to its word, nothing is shown twice."""
+    shown, printed = "", ""
+    for text in (
+        "the ",
+        "the dog ",
+        "the dog. ",
+        "the dog. caf\N{REPLACEMENT CHARACTER}",
+        "the dog. caf\N{LATIN SMALL LETTER E WITH ACUTE}",
+    ):
+        fresh, shown = extend_shown(shown, text)
+        printed += fresh
+    assert printed == "the dog. caf\N{LATIN SMALL LETTER E WITH ACUTE}"
+
+
+@pytest.mark.parametrize("experiment, more", [("attendre_decoder", ["model.query_size=4"]), ("attendre_encdec", [])])
+@pytest.mark.parametrize("end", ["flush", "drain"])
+def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], end: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Its likeliest tokens are those of its answers; attention's shares are a distribution over places of the text."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    (tmp_path / "prompt.txt").write_text(
+        "Question: Where is Ada? Context: Ada walked to the attic. Boris ran to the studio. Answer:"
+    )
+    short = ["model.memory_size=12", "model.chunk=5", f"model.end={end}", "generate.temperature=0", "generate.max_new_tokens=3"]
+    stages = ["stages=[train_small,generate]", f"prompt_file={tmp_path}/prompt.txt", "explain=true", "generate.entries=2"]
+    config = tiny(f"experiment={experiment}", *short, *more, *stages, f"paths.outputs={tmp_path}")
+    run(config)
+    plan = Plan(config)
+    writer = open_writer(plan)
+    assert isinstance(writer, LongWriter)
+    prompt = writer.read((tmp_path / "prompt.txt").read_text())
+    steps = list(writer.write())
+    expected = greedy(writer.answerer.read([prompt]), -1, 3)[0]
+    assert writer.written == expected[: len(writer.written)] and steps[0].parts == {"vocabulary": steps[0].probability}
+    writer.read((tmp_path / "prompt.txt").read_text())
+    for count in range(2):
+        writer.steps.next_logits(torch.tensor([expected[:count]], dtype=torch.long))
+        attention_trace = writer.steps.attention_trace()
+        assert attention_trace.share.sum() == pytest.approx(1, abs=1e-5)
+        assert (
+            bool((attention_trace.share[attention_trace.position < 0] == 0).all())
+            and int(attention_trace.position.max()) <= len(prompt) + count - 1
+        )
+    (file,) = (tmp_path / "runs" / experiment).glob("generated-*.json")
+    found = json.loads(file.read_text())
+    assert all(len(token["entries"]) == 2 and token["entries"][0]["text"] for token in found["tokens"])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["prompt_file=/nowhere/at/all"], "prompt_file=/nowhere"),
+        (["generate.top_p=0"], "generate.top_p=0"),
+        (["generate.temperature=-1"], "generate.temperature"),
+        (["generate.max_new_tokens=0"], "generate.max_new_tokens"),
+        (["seed=77"], "add prepare|add fit|add tune"),
+    ],
+)
+def test_mistakes(options: list[str], message: str, tiny: Tiny, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("import os")
+    place = [] if "prompt_file" in options[0] else [f"prompt_file={prompt}"]
+    with pytest.raises(UserError, match=message):
+        run(tiny("experiment=trime", "stages=[generate]", *place, *options))
+
+
+def test_an_empty_prompt_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(UserError, match="prompt is empty"):
+        run(tiny("experiment=trime", "stages=[generate]", f"prompt_file={tmp_path}/empty.txt"))

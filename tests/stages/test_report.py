@@ -1,0 +1,143 @@
+"""The report of one run: it keeps what made its results, says what its rows are, and offers a baseline."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from tests.conftest import NO_PICTURES, composed
+from tests.helpers.results import made, scored
+from trime.lab import command_line, log_results
+from trime.lab.baseline import is_own
+from trime.lab.runner import run
+from trime.report.results import read_run, write_results
+from trime.report.run_result import ScoredRun
+from trime.stages.graph import Plan
+from trime.stages.samples.text_samples import Samples
+
+Tiny = Callable[..., DictConfig]
+
+
+def test_a_later_command_does_not_change_what_made_the_results(tiny: Tiny, tmp_path: Path) -> None:
+    """It adds its analysis; results of another evaluation have their own provenance."""
+    words = ["experiment=trime", f"paths.outputs={tmp_path}"]
+    run(tiny(*words))
+    file = Plan(tiny(*words)).run_folder / "results.json"
+    earlier = {"created": "2000-01-01T00:00:00+00:00", "command": "python cli.py experiment=trime", "commit": "abc"}
+    write_results(file, read_run(file).model_copy(update=earlier))
+    run(tiny(*words, "evaluate.analysis=true", "trainer.devices=1"))
+    results = read_run(file)
+    assert isinstance(results, ScoredRun) and earlier.items() <= results.to_json().items() and results.analysis
+    write_results(file, results.model_copy(update={"artefacts": {"evaluate": "another"}}))
+    run(tiny(*words))
+    assert read_run(file).created > "2020"  # type: ignore[operator]
+
+
+def test_results_come_before_what_decorates_them(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interruption while passages are drawn leaves a finished run, and the same command completes its page."""
+    config = tiny("experiment=trime", f"paths.outputs={tmp_path}", "report.samples.passages=1")
+    folder = Plan(config).run_folder
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Samples, "passage", interrupt)
+        run(config)
+    assert read_run(folder / "results.json").metrics and (folder / "table.md").exists()
+    assert f"results: {folder / 'results.json'}" in capsys.readouterr().out and not (folder / "page.html").exists()
+    run(config)
+    assert "Test text, scored" in (folder / "page.html").read_text()
+    another = Samples(Plan(tiny("experiment=trime", f"paths.outputs={tmp_path}", "report.samples.minutes=null")))
+    assert "minutes" not in str(another.settings()), "time decides how many are drawn by a command, not what they are"
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_logger_that_is_added_later_gets_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has them gets them again only when they have changed, whatever code or host made them."""
+    logged: list[tuple[str, float]] = []
+    monkeypatch.setattr(log_results, "log_results", lambda logger, results, *report: logged.append((logger, results.row.loss)))
+
+    def log(loss: float, *loggers: str, commit: str = "a") -> None:
+        results = scored(made("trime", 0, [loss]) | {"commit": commit})
+        log_results.log_once(lambda: [*loggers], [*loggers], tmp_path, results, [], {})  # type: ignore[list-item]
+
+    log(1.0)
+    log(1.0, "csv")
+    log(1.0, "csv", commit="b")
+    log(2.0, "csv")
+    assert logged == [("csv", 1.0), ("csv", 2.0)]
+
+
+def test_stages_have_durations(tiny: Tiny) -> None:
+    config = tiny("experiment=knn_lm")
+    run(config)
+    durations = json.loads((Plan(config).run_folder / "results.json").read_text())["durations"]
+    assert {"prepare", "fit", "encode", "datastore", "tune", "evaluate"} == durations.keys()
+    assert durations["fit"] > 0 and all(seconds >= 0 for seconds in durations.values())
+
+
+@pytest.mark.parametrize(("experiment", "said"), [("trime", True), ("knn_lm", False)])
+def test_the_first_row_is_not_taken_for_a_baseline(
+    experiment: str, said: bool, tiny: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the vocabulary of a model that was trained with a memory is none."""
+    run(tiny(f"experiment={experiment}"))
+    shown = capsys.readouterr().out
+    assert ("not a baseline" in shown) == said and "smoke test" in shown and "tokens of" in shown
+
+
+def test_a_run_is_compared_with_its_baseline(
+    session_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The baseline is trained once, with the settings of the command that it has as well."""
+    fixed = ["size=tiny", "train.updates=2", "logger=none", "report.samples.passages=0", "evaluate.tokens=1500"]
+    places = [f"paths.data={session_folder}/data", f"paths.outputs={tmp_path}"]
+    command = ["cli.py", "experiment=trime", "memory.temperature=2.0", "report.baseline=vanilla", *fixed, *places, *NO_PICTURES]
+    monkeypatch.setattr("sys.argv", command)
+    assert command_line.main() == 0
+    rows = [*csv.DictReader((tmp_path / "reports" / "latest" / "table.csv").open())]
+    assert {"vanilla", "trime", "trime, adaptive"} == {row["run"] for row in rows}
+    capsys.readouterr()
+    assert command_line.main() == 0 and "fit: made" not in capsys.readouterr().out
+    (file,) = tmp_path.glob("runs/vanilla/*/results.json")
+    assert "memory.temperature" not in json.loads(file.read_text())["command"]
+
+
+def test_what_a_baseline_takes_over() -> None:
+    own = ["experiment", "memory", "memory.metric", "neighbours", "neighbours.exclude", "name", "evaluate.rows"]
+    shared = ["seed", "train.updates", "dataset", "dataset.path", "evaluate.tokens", "test_memories@test_memories.other"]
+    config = composed("experiment=trime_long")
+    assert all(is_own(key, config) for key in [*own, "long.across_documents"]) and not any(
+        is_own(key, config) for key in shared
+    )
+
+
+@pytest.mark.parametrize("mixture", ["none", "adaptive"])
+def test_every_scored_token_is_written(mixture: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its parts sum to its probability, weights to one, and log-probabilities to the loss."""
+    config = tiny("experiment=trime_ext", f"mixture={mixture}", "evaluate.per_token=true")
+    run(config)
+    plan = Plan(config)
+    file = plan.run_folder / "tokens.jsonl"
+    assert str(file) in capsys.readouterr().out and "tokens.jsonl" in (plan.run_folder / "page.html").read_text()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    row = json.loads((plan.run_folder / "results.json").read_text())["metrics"]["test"][-1]
+    assert len(lines) == row["tokens"]
+    assert -sum(line["log_probability"] for line in lines) / len(lines) == pytest.approx(row["loss"], abs=1e-5)
+    for line in lines:
+        assert sum(line["parts"].values()) == pytest.approx(math.exp(line["log_probability"]), abs=1e-5)
+        assert min(line["parts"].values()) > -1e-5
+        assert (line["weights"] == {}) if mixture == "none" else sum(line["weights"].values()) == pytest.approx(1, abs=1e-5)
+    corpus = plan.evaluated_corpus.corpus()
+    text, names = corpus.split("test"), corpus.names("test")
+    line = lines[len(lines) // 2]
+    first = text.offsets[names.index(line["document"])]
+    assert corpus.vocabulary.symbols[int(text.tokens[first + line["position"]])] == line["token"]

@@ -1,0 +1,203 @@
+"""Lightning as its users know it: a plain trainer, and callbacks, loggers and arguments of the trainer from settings."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from omegaconf import DictConfig
+
+from tests.conftest import ROOT
+from tests.helpers.training import crash_before, train
+from trime.data.batching.policies import Shuffled
+from trime.data.datasets.folder import Folder
+from trime.data.module import TextDataModule
+from trime.data.tokenizers import Bytes, Whitespace
+from trime.errors import UserError
+from trime.lab.config_hash import config_hash
+from trime.stages.graph import Plan
+from trime.stages.preflight import check
+from trime.training.schedules import check_scheduler_state
+
+Tiny = Callable[..., DictConfig]
+LR = "+callbacks.lr={_target_: pytorch_lightning.callbacks.LearningRateMonitor}"
+CSV = "+logger.lightning.csv={_target_: pytorch_lightning.loggers.CSVLogger, name: null, version: logged}"
+
+
+class Rates(pl.Callback):
+    """Records the learning rate of each update, as its optimiser has it, and as the schedule gives it."""
+
+    seen: list[tuple[float, float]] = []
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: torch.optim.Optimizer) -> None:
+        (rate,) = {group["lr"] for group in optimizer.param_groups}
+        self.seen.append((rate, module.schedule(trainer.global_step)))
+
+
+class Broken:
+    """No callback."""
+
+
+def test_learning_rates_are_the_schedules_to_the_last_bit(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With accumulation, over a whole cosine, and where a killed training resumes."""
+    config = tiny(
+        *("experiment=vanilla", "dataset.modules=20", "train.updates=9", "train.accumulate=2", "train.checkpoint_every=2"),
+        *("schedule.warmup=3", "schedule.floor=1e-5", f"paths.outputs={tmp_path}"),
+        f"+callbacks.rates={{_target_: {__name__}.Rates}}",
+    )
+    Rates.seen.clear()
+    with crash_before(5, monkeypatch):
+        train(config)
+    train(config)
+    assert len(Rates.seen) == 5 + 5 and all(used == planned for used, planned in Rates.seen)
+    assert Rates.seen[4] == Rates.seen[5] and len({used for used, _ in Rates.seen}) == 9
+
+
+def test_the_page_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python of docs/python.md, block after block; what it leaves behind resumes and is found again."""
+    page = (ROOT / "docs" / "python.md").read_text()
+    blocks = [block.split("```")[0] for block in page.split("```python\n")[1:]]
+    assert len(blocks) == 3
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+    assert names["trainer"].global_step == 20 and (tmp_path / "corpus" / "statistics.json").is_file()
+    with open(tmp_path / "logs" / "python" / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    rates = [float(row["lr-AdamW"]) for row in rows if row["lr-AdamW"]]
+    assert len(rates) == 20 and max(rates) == 0.003
+    assert [row for row in rows if row["valid/objective"]]
+
+
+def text_module(text_folder: Path, folder: Path) -> TextDataModule:
+    return TextDataModule(Folder(str(text_folder), Whitespace()), folder, Shuffled(4, seed=0), length=16)
+
+
+def test_a_data_module_makes_its_corpus_once(text_folder: Path, tmp_path: Path) -> None:
+    data = text_module(text_folder, tmp_path / "corpus")
+    data.prepare_data()
+    made = (tmp_path / "corpus" / "train.bin").stat().st_mtime_ns
+    data.prepare_data()
+    data.setup("fit")
+    assert (tmp_path / "corpus" / "train.bin").stat().st_mtime_ns == made
+    assert sum(int(batch.scored.sum()) for batch in data.train_dataloader()) == data.segments.scored(), "an epoch, no trainer"
+    for dataset in (Folder(str(text_folder), Bytes()), Folder(str(text_folder), Whitespace(), ratio=0.2)):
+        with pytest.raises(UserError, match="tokenised or split otherwise"):
+            TextDataModule(dataset, tmp_path / "corpus", Shuffled(4, seed=0), length=16).prepare_data()
+    text_folder = text_folder.rename(text_folder.with_name("moved"))
+    text_module(text_folder, tmp_path / "corpus").prepare_data()
+    (text_folder / "train" / "0.txt").write_text("another text\n")
+    with pytest.raises(UserError, match="another text"):
+        text_module(text_folder, tmp_path / "corpus").prepare_data()
+    with pytest.raises(UserError, match="not a corpus"):
+        text_module(text_folder, text_folder).prepare_data()
+
+
+def test_a_data_module_needs_a_number_of_updates(text_folder: Path, tmp_path: Path) -> None:
+    data = text_module(text_folder, tmp_path / "corpus")
+    data.prepare_data()
+    data.setup("fit")
+    data.trainer = pl.Trainer(max_epochs=3, logger=False, accelerator="cpu")
+    with pytest.raises(UserError, match="max_steps"):
+        data.train_dataloader()
+
+
+def test_callbacks_loggers_and_arguments_come_from_settings(tiny: Tiny, tmp_path: Path) -> None:
+    """They reach the trainer; those that may change the model enter its hash, a logger does not."""
+    fixed = ("experiment=vanilla", "dataset.modules=20", f"paths.outputs={tmp_path}")
+    plain, logged = Plan(tiny(*fixed)), Plan(tiny(*fixed, CSV))
+    assert plain.fit.fingerprint == logged.fit.fingerprint and config_hash(plain.config) == config_hash(logged.config)
+    config = tiny(*fixed, LR, CSV, "train.log_every=1", "+trainer.extra.limit_val_batches=2")
+    others = [
+        tiny(*fixed, LR),
+        tiny(*fixed, "+trainer.extra.limit_val_batches=2"),
+        tiny(*fixed, "callbacks=learning_rate"),
+        config,
+    ]
+    hashes = {Plan(other).fit.fingerprint for other in others}
+    assert len(hashes) == 3 and plain.fit.fingerprint not in hashes and len(set(map(config_hash, others))) == 3
+    assert Plan(tiny(*fixed, LR, "callbacks.lr=null")).fit.fingerprint == plain.fit.fingerprint
+    check(config)
+    train(config)
+    with open(Plan(config).run_folder / "logged" / "metrics.csv", newline="") as file:
+        assert [row["lr-AdamW"] for row in csv.DictReader(file) if row["lr-AdamW"]]
+
+
+def test_training_may_stop_early(tiny: Tiny, tmp_path: Path) -> None:
+    """By a callback of Lightning's; the report has the updates that were made."""
+    stop = "{_target_: pytorch_lightning.callbacks.EarlyStopping, monitor: valid/objective, patience: 1, mode: max}"
+    config = tiny(
+        *("experiment=vanilla", "dataset.modules=20", "train.updates=40", "train.validate_every=2", "train.keep=last"),
+        *(f"+callbacks.stop={stop}", f"paths.outputs={tmp_path}"),
+    )
+    train(config)
+    report = json.loads((Plan(config).model.path() / "train.json").read_text())
+    assert report["updates"] == report["kept_update"] == 4
+
+
+@pytest.mark.parametrize("argument", ["limit_train_batches", "overfit_batches"])
+def test_epochs_of_few_batches(argument: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validations and checkpoints are by updates all the same, and a killed training resumes to the same weights."""
+    options = (
+        *("experiment=vanilla", "dataset.modules=20", "train.updates=8", "train.accumulate=2", "train.validate_every=3"),
+        *("train.checkpoint_every=2", "train.keep=last", f"+trainer.extra.{argument}=4"),
+    )
+    whole, broken = (tiny(*options, f"paths.outputs={tmp_path}/{name}") for name in ("whole", "broken"))
+    weights = train(whole)
+    with crash_before(5, monkeypatch):
+        train(broken)
+    resumed = train(broken)
+    assert all(torch.equal(resumed[name], weight) for name, weight in weights.items())
+    with open(Plan(broken).model.path() / "metrics.csv", newline="") as file:
+        validated = [int(row["update"]) for row in csv.DictReader(file) if row["valid/objective"]]
+    assert validated == [3, 6]
+
+
+def test_several_processes_log_once(tiny: Tiny, tmp_path: Path) -> None:
+    """A callback that needs a logger finds one in every process."""
+    devices = ("trainer.devices=2", "trainer.accelerator=cpu", "train.log_every=1", f"paths.outputs={tmp_path}")
+    config = tiny("experiment=vanilla", "dataset.modules=20", LR, CSV, *devices)
+    train(config)
+    with open(Plan(config).run_folder / "logged" / "metrics.csv", newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file) if row["lr-AdamW"]] == ["0", "1"]
+
+
+def test_a_checkpoint_without_a_scheduler_is_refused() -> None:
+    """Of an older version: its training would start at the first learning rate again."""
+    check_scheduler_state({"lr_schedulers": [{}]})
+    check_scheduler_state({})  # weights alone
+    with pytest.raises(UserError, match="older version"):
+        check_scheduler_state({"lr_schedulers": []})
+
+
+def test_a_profile_is_shown(tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tiny("experiment=vanilla", "dataset.modules=20", "+trainer.extra.profiler=simple", f"paths.outputs={tmp_path}"))
+    assert "run_training_epoch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+trainer.extra.limit_valid_batches=2", "trainer.extra.limit_valid_batches: is it trainer.extra.limit_val_batches"),
+        ("+trainer.devies=2", "trainer.devies: is it trainer.devices"),
+        ("+trainer.extra.max_steps=3", "trainer.extra.max_steps: .* train.updates"),
+        ("+trainer.extra.accumulate_grad_batches=3", "train.accumulate"),
+        ("+trainer.extra.gradient_clip_val=1", "train.clip_norm"),
+        ("+trainer.extra.limit_val_batches=many", "trainer.extra.limit_val_batches=many"),
+        ("+callbacks.lr=3", "callbacks.lr=3: .*_target_"),
+        ("+callbacks.lr={_target_: nowhere.Lr}", "callbacks.lr._target_=nowhere.Lr"),
+        (f"+callbacks.lr={{_target_: {__name__}.Broken}}", "callbacks.lr: .* not a Lightning callback"),
+        ("+logger.lightning.x={_target_: pytorch_lightning.loggers.CSVLogger, nam: y}", "logger.lightning.x.nam"),
+    ],
+)
+def test_what_the_trainer_cannot_take_is_one_line(override: str, message: str, tiny: Tiny) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        check(tiny("experiment=vanilla", override))
+    assert "\n" not in str(refused.value)

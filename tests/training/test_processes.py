@@ -1,0 +1,60 @@
+"""How a training ends by a signal: as an interrupt of the command, or as its launcher wants it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from trime.training.trainer import KeepTermination, run_training
+
+
+def train(end: Callable[[], Any], folder: Path) -> None:
+    """Run a training that ends in this way."""
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer = SimpleNamespace(strategy=strategy, precision="32-true", fit=lambda *_, **__: end())
+    run_training("fit", trainer, None, None, folder)  # type: ignore[arg-type]
+
+
+def test_a_signal_is_an_interrupt(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise SystemExit(1)  # noqa: B904  # as Lightning does
+
+    def terminated() -> None:
+        raise SIGTERMException
+
+    for end in (interrupted, terminated):
+        with pytest.raises(KeyboardInterrupt):
+            train(end, tmp_path)
+
+
+def test_a_launcher_may_end_its_job(tmp_path: Path) -> None:
+    def requeued() -> None:
+        raise SystemExit(144)
+
+    with pytest.raises(SystemExit) as end:
+        train(requeued, tmp_path)
+    assert end.value.code == 144
+
+
+def test_a_launchers_handler_stays() -> None:
+    def handler(*_: Any) -> None:
+        pass
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        keep = KeepTermination()
+        signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning does
+        keep.on_train_start(None, None)  # type: ignore[arg-type]
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,354 @@
+"""Training: the loss is a sum divided once, and interrupted runs resume to the weights of uninterrupted ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from tests.conftest import ROOT
+from tests.helpers.training import SHARDED, crash_before, load_weights, train, train_watched
+from trime.common import progress
+from trime.common.types import Batch
+from trime.errors import UserError
+from trime.memory.training.drawn import Drawn
+from trime.memory.training.in_batch import InBatch
+from trime.memory.training.visibility import Local
+from trime.models.backbones.transformer import Transformer
+from trime.models.layers.embeddings import AdaptiveInput
+from trime.models.layers.heads import AdaptiveSoftmax
+from trime.models.network import Network
+from trime.stages import graph as plan_module
+from trime.stages.graph import Plan
+from trime.training.language_model import LanguageModel, UpdateSettings
+
+Tiny = Callable[..., DictConfig]
+
+
+def module(memory: InBatch | None) -> LanguageModel:
+    torch.manual_seed(0)
+    embedding = AdaptiveInput(30, 16, [8])
+    backbone = Transformer(embedding, layers=1, heads=2, inner=16, positions=8)
+    network = Network(backbone, AdaptiveSoftmax(embedding)).double()
+    backbone.position = backbone.position.double()
+    return LanguageModel(network, memory, UpdateSettings(), torch.optim.SGD, lambda update: 1.0)
+
+
+def batch(seed: int, rows: int = 3, short: int = 0) -> Batch:
+    torch.manual_seed(seed)
+    tokens, targets = torch.randint(30, (rows, 8)), torch.randint(30, (rows, 8))
+    length = torch.full((rows,), 8)
+    length[-1] -= short
+    scored = torch.arange(8) < length[:, None]
+    zero = torch.zeros(rows, dtype=torch.long)
+    return Batch(tokens, targets, length, scored, zero, torch.arange(rows), zero, zero == 0)
+
+
+def test_padding_is_neither_scored_nor_memory() -> None:
+    model, padded = module(InBatch(Local())), batch(1, short=3)
+    changed = padded._replace(
+        tokens=padded.tokens.masked_fill(~padded.scored, 5), targets=padded.targets.masked_fill(~padded.scored, 9)
+    )
+    one, other = model.losses(padded, None, False)[0], model.losses(changed, None, False)[0]
+    assert len(one) == 21 and torch.equal(one, other)
+
+
+def test_context_is_memory_but_not_scored() -> None:
+    model, whole = module(InBatch(Local())), batch(2)
+    scored = whole.scored.clone()
+    scored[:, :5] = False
+    every, later = model.losses(whole, None, False)[0], model.losses(whole._replace(scored=scored), None, False)[0]
+    assert torch.allclose(every.view(3, 8)[:, 5:].flatten(), later)
+
+
+def test_gradients_are_divided_once_by_the_updates_targets() -> None:
+    """Two micro-batches of different sizes give the gradient of one batch with both (without memories)."""
+    parts, model = [batch(3, short=5), batch(4)], module(None)
+    both = Batch(*(torch.cat(columns) for columns in zip(*(part[:-1] for part in parts), strict=True)))
+    for part in parts:
+        losses, _ = model.losses(part, None, False)
+        model.targets += len(losses)
+        losses.sum().backward()
+    model.configure_gradient_clipping(None)
+    summed = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    other = module(None)
+    other.losses(both, None, False)[0].mean().backward()
+    assert all(
+        torch.allclose(a, p.grad) for a, p in zip(summed, (p for p in other.parameters() if p.grad is not None), strict=True)
+    )
+
+
+def test_clipping_is_of_the_mean() -> None:
+    model = module(None)
+    losses, _ = model.losses(batch(5), None, False)
+    model.targets = len(losses)
+    losses.sum().backward()
+    model.configure_gradient_clipping(None, 0.01)
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert abs(norm.item() - 0.01) < 1e-6
+
+
+def test_warm_up_trains_the_plain_model() -> None:
+    model, rows = module(InBatch(Local())), batch(6)
+    plain, joint = model.losses(rows, None, True)[0], model.losses(rows, None, False)[0]
+    assert torch.equal(plain, module(None).losses(rows, None, False)[0]) and not torch.allclose(plain, joint)
+
+
+def test_an_update_that_sees_no_memory_trains_the_plain_model() -> None:
+    drawn, plain = module(Drawn({})), module(None)
+    for model in (drawn, plain):
+        model.losses(batch(6), 0.5, False)[0].sum().backward()
+    pairs = zip(drawn.parameters(), plain.parameters(), strict=True)
+    assert all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs if one.grad is not None)
+
+
+def test_gradients_reach_every_in_batch_memory() -> None:
+    """The loss of the last position has a gradient for g of the first ones, through memory and not through attention."""
+    model, rows = module(InBatch(Local())), batch(7, rows=1)
+    outputs: list[torch.Tensor] = []
+    backbone = model.network.backbone
+    backbone.layers[0].ffn_norm.register_forward_hook(lambda m, i, out: (out.retain_grad(), outputs.append(out))[0])
+    rows.targets[:] = 4
+    losses, _ = model.losses(rows, None, False)
+    losses[-1].backward()
+    assert (outputs[0].grad[0, :-1].abs().sum(1) > 0).all()
+
+
+SHORT = (
+    "train.updates=7",
+    "train.checkpoint_every=2",
+    "train.validate_every=3",
+    "train.accumulate=2",
+    "model.backbone.dropout=0.1",
+)
+
+
+@pytest.mark.parametrize("experiment", ["trime_ext", "trime_long", "memorizing", "srupp_trime_long"])
+def test_a_resumed_run_equals_an_uninterrupted_run(
+    experiment: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (f"experiment={experiment}", "dataset.modules=20", *SHORT)
+    unbroken = train(tiny(*options))
+    broken = tiny(*options, f"paths.outputs={tmp_path}", "trainer.enable_progress_bar=true")
+    monkeypatch.setattr(progress, "IN_FILE", 0)
+    with crash_before(5, monkeypatch):
+        train(broken)
+    assert not Plan(broken).model.folder.exists()
+    capsys.readouterr()
+    resumed = train(broken)
+    shown = capsys.readouterr().err
+    assert "| 4/7 [" in shown and "| 7/7 [" in shown, "the bar begins at the checkpoint and ends with all updates"
+    assert resumed.keys() == unbroken.keys()
+    assert all(torch.equal(resumed[name], unbroken[name]) for name in unbroken)
+    histories = []
+    for config in (broken, tiny(*options)):
+        with open(Plan(config).model.path() / "metrics.csv", newline="") as file:
+            histories.append([{key: row[key] for key in row if key != "tokens_per_second"} for row in csv.DictReader(file)])
+    assert histories[0] == histories[1] and not (Plan(broken).model.path() / "checkpoints").exists()
+
+
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("vanilla", "trime_long", "srupp_trime_long", "memorizing")]
+
+
+@pytest.mark.parametrize("experiment", ["trime_ext", *OTHERS])
+def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Memory spans the processes, even where a batch cannot be divided evenly; results are those of one process."""
+    options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
+    one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    config = tiny(*options, f"paths.outputs={tmp_path}/two", "trainer.devices=2")
+    two = train(config)
+    difference = {name: float((one[name] - two[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")}
+    assert max(difference.values()) < 5e-5, difference  # the gradient of the keys' biases is noise, which Adam amplifies
+    reports = [
+        json.loads((Plan(c).model.path() / "train.json").read_text())
+        for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
+    ]
+    assert [report["devices"] for report in reports] == [1, 2] and reports[0]["tokens"] == reports[1]["tokens"]
+    validations = [
+        [
+            float(row["valid/objective"])
+            for row in csv.DictReader(open(Plan(c).model.path() / "metrics.csv"))
+            if row["valid/objective"]
+        ]
+        for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
+    ]
+    assert validations[0] == pytest.approx(validations[1], abs=1e-4) and validations[0]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "before", "after"),
+    [("memorizing", 2, 1), pytest.param("srupp_trime_long", 1, 2, marks=pytest.mark.slow)],
+)
+def test_training_resumes_with_another_number_of_processes(
+    experiment: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows' state is redistributed; the model is that of one uninterrupted process."""
+    options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
+    one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    with crash_before(5, monkeypatch):
+        train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
+    other = train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
+    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")) < 5e-5
+
+
+@pytest.mark.parametrize(
+    ("experiment", "optimizer", "before", "after"),
+    [
+        ("trime_ext", "fairseq_adam", 2, 1),
+        pytest.param("srupp_trime_long", "radam", 1, 2, marks=pytest.mark.slow),
+        pytest.param("memorizing", "nag", 2, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_sharded_training_makes_the_model_of_one_process(
+    experiment: str, optimizer: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training with FSDP, also where it is resumed with or without it, gives the model of one process."""
+    options = (f"experiment={experiment}", f"optimizer={optimizer}", "dataset.modules=20", "batching.size=5", *SHORT[:-1])
+    tails = ("model.head.tied_projections=false",) * (experiment == "trime_ext")  # no target may lie in one process's tail
+    options = (*options, *tails, "train.clip_norm=0.5", "trainer.accelerator=cpu", "trainer.strategy=fsdp")
+    one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    monkeypatch.setenv(SHARDED, str(tmp_path / "sharded"))
+    monkeypatch.setattr(plan_module, "train_in", train_watched)
+    with crash_before(5, monkeypatch):
+        train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
+    other = train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
+    assert len((tmp_path / "sharded").read_text().split()) == 2 * ((before > 1) + (after > 1)), "of both processes"
+    difference = torch.cat([(one[name] - other[name]).abs().flatten() for name in one if not name.endswith("qkv_proj.bias")])
+    assert difference.mean() < 1e-7 and difference.max() < 2e-4  # Adam amplifies gradients that are only noise
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_two_machines_train_the_model_of_one(tiny: Tiny, session_folder: Path, tmp_path: Path) -> None:
+    """Both run the same command with different NODE_RANK; the first goes on alone."""
+    options = ("experiment=trime_ext", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
+    one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
+    two = [f"paths.outputs={tmp_path}/two", "trainer.num_nodes=2", "trainer.devices=1", "datastore.tokens=null"]
+    command = [
+        sys.executable,
+        str(ROOT / "cli.py"),
+        "size=tiny",
+        "logger=none",
+        f"paths.data={session_folder}/data",
+        *options,
+        *two,
+    ]
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    machines = [
+        subprocess.Popen(command, env=os.environ | environment | {"NODE_RANK": str(node)}, stdout=subprocess.PIPE, text=True)
+        for node in (1, 0)
+    ]
+    outputs = [machine.communicate(timeout=300)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], outputs
+    assert "encode: made" in outputs[1] and "encode: made" not in outputs[0]
+    assert "this machine is done" in outputs[0]
+    other = load_weights(tiny(*options, *two))
+    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")) < 5e-5
+
+
+def test_several_machines_must_know_one_another(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="MASTER_ADDR and MASTER_PORT and NODE_RANK"):
+        train(tiny("experiment=vanilla", "trainer.num_nodes=2", f"paths.outputs={tmp_path}"))
+
+
+def test_a_non_finite_loss_is_an_error_with_advice(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny(
+        "experiment=vanilla", "schedule.peak=1e30", "train.clip_norm=0", "train.updates=20", f"paths.outputs={tmp_path}"
+    )
+    with pytest.raises(UserError, match=r"schedule\.peak"):
+        train(config)
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, session_folder: Path, tmp_path: Path) -> None:
+    """A full run that is killed repeatedly ends with the results of an uninterrupted one."""
+    options = [
+        "experiment=trime_ext",
+        "size=tiny",
+        "logger=none",
+        "dataset.modules=30",
+        "train.updates=60",
+        "train.checkpoint_every=5",
+        "train.validate_every=20",
+        "evaluate.tokens=300",
+        "datastore.tokens=3000",
+    ]
+    command = [
+        sys.executable,
+        str(ROOT / "cli.py"),
+        *options,
+        f"paths.data={session_folder}/data",
+        f"paths.outputs={tmp_path}/killed",
+    ]
+    marks = ["artefacts/fit-*.partial/checkpoints/*.ckpt", "artefacts/encode-*", "runs/*/*/results.json"]
+    for mark in marks[:2]:
+        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and not any((tmp_path / "killed").glob(mark)):
+                time.sleep(0.02)
+            os.kill(process.pid, signal.SIGKILL) if process.poll() is None else None
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([*command[:-1], f"paths.outputs={tmp_path}/whole"], cwd=tmp_path, check=True, capture_output=True)
+    files = [next((tmp_path / name).glob("artefacts/evaluate-*/rows.json")) for name in ("killed", "whole")]
+    losses = [[row["loss"] for row in json.loads(file.read_text())] for file in files]
+    assert losses[0] == losses[1]
+
+
+def objectives(config: DictConfig) -> dict[int, float]:
+    """Return the objective of every validation, by update."""
+    with open(Plan(config).model.path() / "metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["valid/objective"]]
+    return {int(row["update"]): float(row["valid/objective"]) for row in rows}
+
+
+def kept_update(config: DictConfig) -> int:
+    """Return the update whose weights the run kept."""
+    return json.loads((Plan(config).model.path() / "train.json").read_text())["kept_update"]
+
+
+GETS_WORSE = (
+    "dataset.modules=20",
+    "train.updates=14",
+    "train.validate_every=4",
+    "train.checkpoint_every=4",
+    "schedule.warmup=0",
+)
+
+
+def test_the_best_weights_are_kept(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rising learning rate makes training diverge, train.keep=best keeps the best weights, also in a killed run."""
+    rising = (*GETS_WORSE, "schedule.peak=0.001", "schedule.floor=0.4", "train.clip_norm=0", "experiment=trime")
+    best, last = (tiny(*rising, f"train.keep={keep}", f"paths.outputs={tmp_path}/{keep}") for keep in ("best", "last"))
+    weights_of = {"best": train(best), "last": train(last)}
+    validations = objectives(best)
+    assert [*validations] == [4, 8, 12, 14]
+    assert kept_update(best) == min(validations, key=lambda update: validations[update]) < 14
+    assert [*objectives(last)] == [4, 8, 12] and kept_update(last) == 14
+    until = tiny(
+        *rising, "train.keep=last", f"train.updates={kept_update(best)}", "schedule.updates=14", f"paths.outputs={tmp_path}"
+    )
+    for name, weight in train(until).items():
+        assert torch.equal(weight, weights_of["best"][name]) and not torch.equal(weight, weights_of["last"][name])
+    broken = tiny(*rising, "train.keep=best", f"paths.outputs={tmp_path}/broken")
+    for update in (4, 9):  # right after a validation at which a checkpoint was due too, and later
+        with crash_before(update, monkeypatch):
+            train(broken)
+    resumed = train(broken)
+    assert all(torch.equal(resumed[name], weight) for name, weight in weights_of["best"].items())
+    assert objectives(broken) == validations and kept_update(broken) == kept_update(best)

@@ -1,0 +1,1 @@
+"""Shared types, errors, checks, files, units, progress and kernels' tools."""

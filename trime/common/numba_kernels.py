@@ -1,0 +1,84 @@
+"""How numba kernels are compiled and run, and the vectorised exponential and sums that they share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numba import njit
+from numpy.polynomial import Chebyshev, Polynomial
+
+from trime.common.types import Tensor
+
+LANES = 32  # partial sums, which vector instructions add to at once
+STEP = 4 * LANES  # terms that are added to the partial sums at once
+LOG2_E = np.float32(np.log2(np.e))
+ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)
+# 2^r for r in [-1/2, 1/2], to 2e-9
+P0, P1, P2, P3, P4, P5, P6 = (
+    np.float32(c) for c in Chebyshev.interpolate(np.exp2, 6, [-0.5, 0.5]).convert(kind=Polynomial).coef
+)
+MIN_EXPONENT = np.float32(-87.0)  # e^-87 is close to the smallest normal float32
+
+
+def numba_jit(parallel: bool = False) -> Callable[[Any], Any]:
+    """Return a decorator that compiles a function by numba, without the wrapper of an import hook (shape checks in tests).
+
+    Arithmetic is strict (no fastmath): where the compiler may reorder a sum, it does so differently in code that it has just
+    compiled and in code from its cache, and the first run after installation would differ from later ones.
+    """
+    return lambda function: njit(inspect.unwrap(function), parallel=parallel, cache=True)
+
+
+def run_kernel(kernel: Any, *arguments: Any) -> Any:
+    """Run a kernel on as many threads as PyTorch uses; tensors are passed as arrays that share their memory."""
+    max_threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    numba.set_num_threads(min(torch.get_num_threads(), max_threads))
+    return kernel(*(part.detach().numpy() if isinstance(part, Tensor) else part for part in arguments))
+
+
+@numba_jit()
+def exponentials(x, scale, top, out, bits, power):  # type: ignore[no-untyped-def]
+    """Write max(e^(scale x - top), e^-87) to ``out``; ``power`` is a float32 view of the buffer ``bits``.
+
+    The integer part of the exponent is shifted into the bits of a float; a polynomial computes the rest.
+    """
+    for j in range(len(x)):
+        scaled = max(x[j] * scale - top, MIN_EXPONENT) * LOG2_E
+        integer = np.floor(scaled + HALF)
+        r = scaled - integer
+        out[j] = P0 + r * (P1 + r * (P2 + r * (P3 + r * (P4 + r * (P5 + r * P6)))))
+        bits[j] = (np.int32(integer) + np.int32(127)) << np.int32(23)
+    for j in range(len(x)):
+        out[j] *= power[j]
+
+
+@numba_jit()
+def lane_sum(x, lanes):  # type: ignore[no-untyped-def]
+    """Return the float32 sum of ``x``; ``lanes`` is a buffer of LANES partial sums.
+
+    Its order is written out, so that strict arithmetic can use vector instructions, with the same result on every processor.
+    """
+    lanes[:] = ZERO
+    whole = len(x) // STEP * STEP
+    for first in range(0, whole, STEP):
+        part = x[first : first + STEP]
+        for i in range(LANES):
+            lanes[i] += (part[i] + part[i + LANES]) + (part[i + 2 * LANES] + part[i + 3 * LANES])
+    for first in range(whole, len(x), LANES):
+        for i in range(min(LANES, len(x) - first)):
+            lanes[i] += x[first + i]
+    return add_lanes(lanes)
+
+
+@numba_jit()
+def add_lanes(lanes):  # type: ignore[no-untyped-def]
+    """Return the sum of partial sums."""
+    total = ZERO
+    for i in range(LANES // 4):
+        total += (lanes[i] + lanes[i + LANES // 4]) + (lanes[i + LANES // 2] + lanes[i + 3 * LANES // 4])
+    return total

@@ -1,0 +1,1 @@
+"""Text from a model: sampling, beam search, and the memories behind each token."""

@@ -1,1 +1,0 @@
-"""Scoring, attribution and generation with memories."""

@@ -1,1 +1,0 @@
-"""Inspection of runs: audit, generation, samples, and the ledger of published results."""

@@ -1,0 +1,196 @@
+"""An artefact: the output of a stage, in a folder named by the hash of exactly what determines its content.
+
+It is built in ``NAME.partial`` under a lock and renamed when it is complete; a killed build resumes there. A manifest with
+the size and checksum of every file tells whether it is still what was written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from trime.common.io import lock_of, locked, partial_of
+from trime.errors import UserError
+from trime.lab.manifest import MANIFEST, check_manifest, part_files, write_manifest
+from trime.lab.settings import Configured
+
+T = TypeVar("T")
+Free = Annotated[T, "free"]  # a field that cannot change a result, and that no hash contains, such as a device or a place
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where artefacts lie, and who makes their parts: nothing that a result depends on.
+
+    ``outputs`` is a project's own folder; what depends on text alone is in ``data``, which projects may share. ``verify``: the
+    checksums of an artefact are compared before it is used, not only sizes. ``run_parts`` makes the missing parts of an
+    artefact by the configured engine, under a progress bar.
+    """
+
+    outputs: Path
+    data: Path
+    verify: bool
+    run_parts: Callable[[Any, Any, Any], None]
+
+    @classmethod
+    def of(cls, config: Any, run_parts: Callable[[Any, Any, Any], None]) -> Lab:
+        """Return the places that a configuration names, and an engine."""
+        outputs, data = (Path(config.paths[name]).expanduser() for name in ("outputs", "data"))
+        return cls(outputs, data, config.artefacts.verify, run_parts)
+
+
+def identity_of(value: Any) -> Any:
+    """Return what a value contributes to a hash, as plain data: an artefact its fingerprint, a dataclass its fields.
+
+    Free fields are left out. TypeError for an object that does not say by its fields what it is.
+    """
+    if isinstance(value, Artefact):
+        return value.fingerprint
+    if dataclasses.is_dataclass(value):
+        return {"type": type(value).__name__, **{name: identity_of(part) for name, part in hashed_fields(value).items()}}
+    if isinstance(value, Mapping):
+        return {str(name): identity_of(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [identity_of(part) for part in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"a hash cannot contain {type(value).__name__}: declare its field Free, or make it a dataclass")
+
+
+def hashed_fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that are not ``Free``."""
+    hashed = [field.name for field in dataclasses.fields(value) if not str(field.type).startswith("Free[")]  # types are text
+    return {name: getattr(value, name) for name in hashed}
+
+
+def artefacts_in(value: Any) -> Iterator[Artefact]:
+    """Yield the artefacts that a value is or holds, at any depth of dataclasses and lists."""
+    if isinstance(value, Artefact):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from artefacts_in(part)
+    elif dataclasses.is_dataclass(value):
+        yield from artefacts_in(hashed_fields(value))
+
+
+class Artefact(ABC):
+    """A folder that is built once and found again by its fingerprint.
+
+    Subclasses are frozen dataclasses (``eq=False``), with the artefacts that they are made from and the settings that they read
+    as fields. These determine the content, but for those that are ``Free``, such as ``lab``. ``format`` is increased whenever
+    the layout of the folder changes. ``summary_file`` is the JSON file that ``summary()`` returns.
+    """
+
+    kind: ClassVar[str]
+    format: ClassVar[int] = 1
+    summary_file: ClassVar[str]
+    lab: Lab
+
+    @property
+    def stage(self) -> str:
+        """The stage that builds it."""
+        return self.kind
+
+    def needs(self) -> list[Artefact]:
+        """Return the artefacts that this one is made from: those in its fields."""
+        return [*dict.fromkeys(artefacts_in(hashed_fields(self)))]
+
+    def build_order(self) -> list[Artefact]:
+        """Return this artefact after those of its needs that the same stage makes, each of them in its own build order."""
+        needs = [each for need in self.needs() if need.stage == self.stage for each in need.build_order()]
+        return [*dict.fromkeys(needs), self]
+
+    @abstractmethod
+    def build(self, folder: Path) -> None:
+        """Write the content into ``folder``, resuming from the files that a killed build left there."""
+
+    def root(self) -> Path:
+        """Return the folder that holds artefacts of this kind."""
+        return self.lab.outputs / "artefacts"
+
+    def identity(self) -> Any:
+        """Return what determines the content, as plain data: all fields that are not free, artefacts by their fingerprint."""
+        return {name: identity_of(value) for name, value in hashed_fields(self).items()}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The hash of kind, format and identity."""
+        content = [self.kind, self.format, self.identity()]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        """The kind and the fingerprint."""
+        return f"{self.kind}-{self.fingerprint}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the finished artefact, whether or not it exists yet."""
+        return self.root() / self.name
+
+    def path(self) -> Path:
+        """Return the finished folder; raise UserError if it is missing, or its files are not as they were written."""
+        if not self.folder.is_dir():
+            raise UserError(
+                f"{self.folder} is missing: first run the same command without stages=, or add {self.stage} to stages="
+            )
+        remedy = f"delete {self.folder}, and the same command makes it anew (stage {self.stage})"
+        check_manifest(self.folder, self.name, remedy, self.lab.verify)
+        return self.folder
+
+    def read(self, name: str) -> Any:
+        """Return the content of a JSON file in the finished folder."""
+        return json.loads((self.path() / name).read_text())
+
+    def summary(self) -> Any:
+        """Return what the finished artefact says about itself, the content of ``summary_file``."""
+        return self.read(self.summary_file)
+
+    def make(self) -> bool:
+        """Build the artefact unless it exists; return whether it was built now."""
+        for need in self.needs():
+            need.path()
+        if self.folder.is_dir():
+            self.path()
+            return False
+        self.root().mkdir(parents=True, exist_ok=True)
+        with locked(lock_of(self.folder), f"building {self.folder}"):
+            if self.folder.is_dir():  # another process made it meanwhile
+                return False
+            partial, started = partial_of(self.folder), time.perf_counter()
+            partial.mkdir(exist_ok=True)
+            if not (partial / MANIFEST).is_file():  # else a build was killed after it was complete
+                try:
+                    self.build(partial)
+                finally:
+                    if partial.is_dir() and not any(partial.iterdir()):  # nothing to resume from
+                        partial.rmdir()
+                write_manifest(partial, self.name, time.perf_counter() - started)
+            for file in part_files(partial):
+                file.unlink()
+            partial.replace(self.folder)
+        return True
+
+
+class ConfiguredArtefact(Configured, Artefact):
+    """An artefact that still says by ``settings()`` and ``needs()`` what determines it, rather than by its fields."""
+
+    @property
+    def lab(self) -> Lab:  # type: ignore[override]
+        """The places of the configuration, and the engine that the artefact was given."""
+        return Lab.of(self.config, getattr(self, "run_parts", None))  # type: ignore[arg-type]
+
+    def needs(self) -> list[Artefact]:
+        return []
+
+    def identity(self) -> Any:
+        return json.loads(json.dumps([self.settings(), [need.fingerprint for need in self.needs()]], default=str))

@@ -1,0 +1,109 @@
+"""Who makes the shards of an artefact that do not depend on one another: this process, or the workers of Ray."""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from trime.common.choices import THREADS
+from trime.errors import UserError
+from trime.memory.retrieval.ray_cluster import RESTARTS, check_resources, connect
+
+Advance = Callable[[int], object]  # takes how much work was done since the last call
+MakePart = Callable[[int, Advance], None]  # makes the part with a number
+
+
+class Job(NamedTuple):
+    """An artefact in parts, described so that another process can open it.
+
+    ``open`` is a function at the level of a module that loads models and indexes, and returns what makes a part.
+    """
+
+    open: Callable[[Job], MakePart]
+    settings: str  # the resolved configuration as YAML
+    stage: str
+    name: str  # of the artefact
+    folder: Path  # in which it is built
+
+
+class Engine(ABC):
+    """Makes the parts of a job, in any order. A finished part stays, whatever happens to others."""
+
+    @abstractmethod
+    def run(self, job: Job, make: MakePart, numbers: list[int], advance: Advance) -> None:
+        """Make the parts with these numbers; ``make`` does so in this process. UserError as ``make`` raises it."""
+
+
+class Local(Engine):
+    """This process makes every part, with all threads of ``threads=``."""
+
+    def run(self, job: Job, make: MakePart, numbers: list[int], advance: Advance) -> None:
+        for number in numbers:
+            make(number, advance)
+
+
+class Ray(Engine):
+    """The workers of a Ray cluster at ``address``, or of Ray on this machine (null), make parts side by side.
+
+    There are as many workers as there is room for, with ``cores`` cores and ``devices`` CUDA devices each. All machines have
+    the same version of trime, and see the folders of a run under the same path. Ray restarts a worker that dies, and repeats
+    its part.
+    """
+
+    def __init__(self, address: str | None = None, cores: int = 1, devices: int = 0):
+        self.address, self.cores, self.devices = address, cores, devices
+
+    def run(self, job: Job, make: MakePart, numbers: list[int], advance: Advance) -> None:
+        if not numbers:
+            return
+        ray = connect(self.address, "engine.address")
+        resources = {"num_cpus": self.cores, "num_gpus": self.devices}
+        room = check_resources(ray, 1, resources, "lower engine.cores or engine.devices, or add machines")
+        variables = dict.fromkeys(THREADS, str(self.cores)) | ({} if self.devices else {"CUDA_VISIBLE_DEVICES": ""})
+        restarts = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
+        actor = ray.remote(PartWorker).options(**resources, **restarts, runtime_env={"env_vars": variables})
+        workers = [actor.remote(job, Path.cwd(), version("trime")) for _ in range(min(room, len(numbers)))]
+        try:
+            pool = ray.util.ActorPool(workers)
+            for amount in pool.map_unordered(lambda worker, number: worker.make.remote(number), numbers):
+                advance(amount)
+        except ray.exceptions.RayTaskError as error:
+            if not isinstance(error.cause, UserError):
+                raise
+            raise UserError(str(error.cause)) from None
+        except ray.exceptions.RayError as error:
+            raise UserError(
+                f"engine=ray: a part of {job.name} could not be made, after {RESTARTS} retries at most "
+                f"({str(error).splitlines()[0]}): if memory ran out, raise engine.cores, so that fewer share a machine; "
+                "the same command resumes"
+            ) from None
+        finally:
+            for worker in workers:
+                ray.kill(worker)
+
+
+class PartWorker:
+    """A Ray actor that opens a job once, and makes its parts in the directory ``place`` of the command."""
+
+    def __init__(self, job: Job, place: Path, release: str):
+        self.job, self.place, self.release = job, place, release
+        self.make_part: MakePart | None = None
+
+    def make(self, number: int) -> int:
+        """Make a part and return how much work it was; UserError with another version of trime, or without the same disk."""
+        if self.make_part is None:  # not in __init__, whose errors Ray does not pass on
+            node, mine = socket.gethostname(), version("trime")
+            if mine != self.release:
+                raise UserError(f"engine=ray: {node} has trime {mine}, the command {self.release}: install the same on all")
+            if not (self.place / self.job.folder).is_dir():
+                raise UserError(f"engine=ray: {node} does not see {self.place / self.job.folder}: machines must share a disk")
+            os.chdir(self.place)
+            self.make_part = self.job.open(self.job)
+        amounts: list[int] = []
+        self.make_part(number, amounts.append)
+        return sum(amounts)

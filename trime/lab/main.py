@@ -1,0 +1,26 @@
+"""The entry of cli.py and of the command ``trime``: help at once, without Hydra; the command line does all else."""
+
+from __future__ import annotations
+
+import sys
+
+from trime.config.help import help_text
+from trime.errors import UserError
+
+
+def main() -> int:
+    """Run the command; return the exit status, 1 if it failed. Without words it prints the help."""
+    words = sys.argv[1:]
+    if words and not {"--help", "-h"} & {*words}:
+        from trime.lab import command_line
+
+        return command_line.main()
+    topics = [word for word in words if not word.startswith("-")]
+    try:
+        print(help_text(topics[0] if topics else None), flush=True)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # as of `--help | head`
+        pass
+    return 0

@@ -1,0 +1,136 @@
+"""Long-term memory at test in which an eviction policy chooses the entries, instead of the last M (see ``fifo``).
+
+Policies score an entry by the attention that it receives: its softmax weight within this memory alone, at τ = 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from trime.common.types import AttentionBlock, Contexts, Float, Int, LogMass, Tensor, TokenPosition
+from trime.memory.inference.fifo import check_sizes
+from trime.memory.similarity import similarity
+from trime.memory.slots.bounded import BoundedMemory, MemoryState
+from trime.memory.slots.eviction.base import EvictionPolicy
+from trime.memory.training.objective.blockwise import BLOCK, blockwise_mass
+from trime.memory.training.visibility import Everything, SameDocument
+
+
+class EvictingTokenMemory:
+    """A separate bounded memory for each of ``sizes``; cleared at the start of a document unless ``across_documents``.
+
+    The newest entries wait outside while a window itself contains them as context, unless ``include_window``.
+    """
+
+    def __init__(
+        self,
+        sizes: list[int],
+        policy: EvictionPolicy,
+        across_documents: bool = False,
+        include_window: bool = False,
+        metric: str = "ip",
+    ):
+        self.sizes, self.metric = check_sizes(sizes), metric
+        self.across_documents, self.include_window = across_documents, include_window
+        self.memories = [BoundedMemory(size, policy) for size in self.sizes]
+        self.visibility = Everything() if across_documents else SameDocument()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.content = Content(None, None, 0)
+        self.cached: tuple[int, Content] | None = None  # number of inserted entries and content, as computed last
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the largest memory's entries in bytes."""
+        states = self.content.states
+        return sum(column.nbytes for column in states[-1].columns) if states else 0
+
+    def write(self, contexts: Contexts, overlap: int = 0) -> None:
+        """Update the policies' scores by the attention of a window's contexts, then add the contexts, oldest first.
+
+        The window itself contains the ``overlap`` newest entries. New entries are inserted before the next window is read.
+        """
+        states, waiting, inserted = self.content_for(contexts, overlap)
+        start = inserted + (0 if waiting is None else len(waiting.token))
+        position = start + torch.arange(len(contexts.token), device=contexts.g.device)
+        if states:
+            pairs = zip(self.memories, states, strict=True)
+            states = [self.observe_attention(memory.policy, state, contexts, position) for memory, state in pairs]
+        self.content = Content(states, contexts if waiting is None else Contexts.concat([waiting, contexts]), inserted)
+        self.cached = None
+
+    def entries(self, query: Contexts, overlap: int = 0) -> Contexts:
+        """Return the entries that queries of a document see at the largest size."""
+        states = self.content_for(query, overlap).states
+        return to_contexts(states[-1]) if states else query.take(slice(0, 0))
+
+    def mass(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> LogMass:
+        """Return the mass [s t n] at every size, in order."""
+        empty = [memory.empty(to_columns(query.take(slice(0, 0)))) for memory in self.memories]
+        states = self.content_for(query, overlap).states or empty
+        masses = [blockwise_mass(query, to_contexts(state), self.visibility, divisor, metric=self.metric) for state in states]
+        return LogMass(torch.stack([mass.target for mass in masses]), torch.stack([mass.total for mass in masses]))
+
+    def content_for(self, query: Contexts, overlap: int) -> Content:
+        """Return the content that a query sees: nothing of another document, and the waiting entries that it may see."""
+        waiting = self.content.waiting
+        if (
+            not self.across_documents
+            and waiting is not None
+            and (waiting.positions.document[-1] != query.positions.document[0])
+        ):
+            return Content(None, None, 0)
+        ready = 0 if waiting is None else len(waiting.token) - (0 if self.include_window else overlap)
+        if waiting is None or ready <= 0:
+            return self.content
+        if self.cached is None or self.cached[0] != ready:
+            self.cached = ready, self.insert(waiting, ready)
+        return self.cached[1]
+
+    def insert(self, waiting: Contexts, ready: int) -> Content:
+        """Return the content with the first ``ready`` of the waiting entries inserted."""
+        columns = to_columns(waiting.take(slice(0, ready)))
+        position = self.content.inserted + torch.arange(ready, device=waiting.g.device)
+        before = self.content.states or [memory.empty(columns) for memory in self.memories]
+        pairs = zip(self.memories, before, strict=True)
+        states = [memory.update(state, columns, position[None]) for memory, state in pairs]
+        return Content(states, waiting.take(slice(ready, None)), self.content.inserted + ready)
+
+    def observe_attention(
+        self, policy: EvictionPolicy, state: MemoryState, query: Contexts, position: Int[Tensor, " n"]
+    ) -> MemoryState:
+        """Return the state after the attention of a window's queries, whose positions count all contexts read so far."""
+        if not policy.uses_attention:
+            return state
+        positions, filled = TokenPosition(*(column[0] for column in state.columns[2:])), state.ranking.position[0] >= 0
+        summary = policy.begin(state.ranking)
+        for rows in torch.arange(len(position), device=position.device).split(BLOCK):
+            visible = self.visibility.sees(query.positions.take(rows), positions) & filled
+            score = similarity(query.g[rows], state.columns[0][0].to(query.g), self.metric) / query.g.shape[1] ** 0.5
+            mass = score.masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, -torch.inf)
+            summary = policy.observe(summary, AttentionBlock(mass[None, None], position[rows][None]))
+        return state._replace(ranking=policy.finalize(state.ranking, summary))
+
+
+class Content(NamedTuple):
+    """The state of the memory of each size, the contexts that are still to be inserted, and how many were inserted in all."""
+
+    states: list[MemoryState] | None
+    waiting: Contexts | None
+    inserted: int
+
+
+def to_columns(contexts: Contexts) -> tuple[Tensor, ...]:
+    """Return contexts as the columns of a memory with one row."""
+    return tuple(column[None] for column in (contexts.g, contexts.token, *contexts.positions))
+
+
+def to_contexts(state: MemoryState) -> Contexts:
+    """Return the entries of a memory with one row, in no particular order."""
+    filled = state.ranking.position[0] >= 0
+    g, token, *positions = (column[0][filled] for column in state.columns)
+    return Contexts(g, token, TokenPosition(*positions))

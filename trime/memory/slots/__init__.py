@@ -1,0 +1,1 @@
+"""Memories of a fixed number of entries, and the policies that evict from them."""

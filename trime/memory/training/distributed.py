@@ -1,0 +1,106 @@
+"""Collectives over the processes of a training, so that in-batch memory spans all devices, with gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed
+
+from trime.common.types import Contexts, Tensor, TokenPosition
+
+
+def gather_contexts(contexts: Contexts, gradient: bool = True) -> Contexts:
+    """Return the contexts of all processes, in order of ranks; a single process gets ``contexts`` itself.
+
+    ``gradient`` false: no gradient reaches the representations of other processes, as in the published code.
+    """
+    if world_size() == 1:
+        return contexts
+    counts = gather_counts(len(contexts.token), contexts.token.device)
+    gather = _Gather.apply if gradient else _gather_own
+    g = gather(contexts.g, counts)
+    labels = torch.stack([contexts.token, *contexts.positions], 1)
+    token, *positions = torch.cat(all_gather_rows(labels, counts)).unbind(1)
+    return Contexts(g, token, TokenPosition(*positions))
+
+
+def world_size() -> int:
+    """Return the number of processes of the training; 1 without torch.distributed."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def all_reduce_sum(*values: float, device: torch.device) -> list[float]:
+    """Return each value summed over all processes."""
+    sums = torch.tensor(values, dtype=torch.float64, device=device)
+    if world_size() > 1:
+        distributed.all_reduce(sums)
+    return sums.tolist()
+
+
+def gather_counts(count: int, device: torch.device) -> list[int]:
+    """Return the number of rows of every process, in order of ranks."""
+    local = torch.tensor([count], device=device)
+    counts = [torch.empty_like(local) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(counts, local)
+    return [int(count) for count in counts]
+
+
+def first_row(count: int, device: torch.device) -> int:
+    """Return the number of rows of the processes before this one, which itself has ``count``; 0 for a single process."""
+    return sum(gather_counts(count, device)[: distributed.get_rank()]) if world_size() > 1 else 0
+
+
+def all_gather_rows(rows: Tensor, counts: list[int]) -> list[Tensor]:
+    """Return the rows of every process; they are padded on the way, because collectives need equal shapes."""
+    padded = rows.new_zeros(max(counts), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    parts = [torch.empty_like(padded) for _ in counts]
+    distributed.all_gather(parts, padded)
+    return [part[:count] for part, count in zip(parts, counts, strict=True)]
+
+
+def all_gather_varlen(rows: Tensor) -> list[Tensor]:
+    """Return the rows of every process, of any type, as copies on the CPU."""
+    if world_size() == 1:
+        return [rows.detach().cpu().clone()]
+    plain = rows.detach().byte() if rows.dtype == torch.bool else rows.detach()  # collectives do not support bool
+    return [part.to("cpu", rows.dtype) for part in all_gather_rows(plain, gather_counts(len(rows), rows.device))]
+
+
+def _gather_own(g: Tensor, counts: list[int]) -> Tensor:
+    """Return the rows of all ranks; gradient reaches those of this rank alone."""
+    parts = all_gather_rows(g.detach(), counts)
+    parts[distributed.get_rank()] = g
+    return torch.cat(parts)
+
+
+def as_full_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor as a whole, gathered where it is sharded over the processes."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def rank_rows(columns: list[list[Tensor]], rank: int, world: int) -> list[Tensor]:
+    """Return a rank's part of each column, of which any number of processes saved parts, in order of ranks.
+
+    A column has the same number of entries for each row of the batch: one, or one for each head, say.
+    """
+    joined = [torch.cat(parts) for parts in columns]
+    rows = max(1, min(map(len, joined), default=1))
+    first, last = (rows * number // world for number in (rank, rank + 1))
+    return [column[first * (len(column) // rows) : last * (len(column) // rows)] for column in joined]
+
+
+class _Gather(torch.autograd.Function):
+    """Gather the rows of all ranks; the gradient of a rank's rows is summed over the losses of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, counts: list[int]) -> Tensor:
+        ctx.counts = counts
+        return torch.cat(all_gather_rows(g, counts))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0].contiguous().clone()
+        distributed.all_reduce(gradient)
+        return gradient.split(ctx.counts)[distributed.get_rank()], None

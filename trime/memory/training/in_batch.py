@@ -1,0 +1,100 @@
+"""TRIME's training memory: the other contexts of the batch, on all devices, with gradient (section 4, Eq. 5)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from trime.common.choices import Metric
+from trime.common.types import Contexts, Float, LogMass, Tensor, TokenPosition
+from trime.memory.training.distributed import all_gather_varlen, gather_contexts, rank_rows
+from trime.memory.training.objective.blockwise import blockwise_mass
+from trime.memory.training.visibility import External, Others, Visibility
+
+
+class InBatch:
+    """The contexts of the batch under a visibility; local memory is dropped with probability ``drop_local``.
+
+    ``own_gradient_only``: contexts of other processes get no gradient, as in the published code. ``gradient`` false: none
+    get any (the ablation of TRIME Table 11). ``temperature`` divides similarities further (Eq. 5 has none); ``metric``
+    names the similarity. ``stale``: the number of earlier batches whose contexts the caller shall pass along with those
+    of the batch, as they were then (see ``StaleContexts``; Appendix E; footnote 7). ValueError for values out of range.
+    """
+
+    def __init__(
+        self,
+        visibility: Visibility,
+        drop_local: float = 0.0,
+        own_gradient_only: bool = False,
+        gradient: bool = True,
+        stale: int = 0,
+        temperature: float = 1.0,
+        metric: Metric = "ip",
+    ):
+        if not 0 <= drop_local <= 1:
+            raise ValueError(f"drop_local={drop_local} must be a probability: choose memory.drop_local in [0, 1]")
+        if drop_local and not isinstance(visibility, External):
+            raise ValueError(f"drop_local={drop_local} leaves no memory but for memory=external: set memory.drop_local=0")
+        self.visibility, self.drop_local = visibility, drop_local
+        if stale < 0:
+            raise ValueError(
+                f"stale={stale}: the number of earlier batches whose contexts are memory must be at least 0: set memory.stale"
+            )
+        if temperature <= 0:
+            raise ValueError(f"temperature={temperature} must be positive: set memory.temperature")
+        self.own_gradient_only, self.gradient, self.stale = own_gradient_only, gradient, stale
+        self.temperature, self.metric = temperature, metric
+
+    def mass(
+        self,
+        query: Contexts,
+        contexts: Contexts,
+        divisor: Float[Tensor, " t"],
+        draw: float | None = None,
+        progress: float = 1.0,
+    ) -> LogMass:
+        """Return the mass [t n] of the batch's contexts for the queries; ``contexts`` are the contexts of this process.
+
+        ``draw``, uniform in [0, 1), is a function of seed and update alone, None in validation; ``progress`` of training runs
+        from 0 to 1.
+        """
+        memory = gather_contexts(contexts, not self.own_gradient_only)
+        if not self.gradient:
+            memory = memory._replace(g=memory.g.detach())
+        return blockwise_mass(
+            query, memory, self.visibility_for(draw, progress), divisor * self.temperature, metric=self.metric
+        )
+
+    def visibility_for(self, draw: float | None, progress: float = 1.0) -> Visibility:
+        """Return the visibility in an update with this draw; in validation (None) local memory is not dropped."""
+        return self.visibility if draw is None or draw >= self.drop_local else Others()
+
+
+class StaleContexts:
+    """The contexts of the last ``batches`` batches, without gradient."""
+
+    def __init__(self, batches: int):
+        self.batches: deque[Contexts] = deque(maxlen=batches)
+
+    def join_and_store(self, contexts: Contexts) -> Contexts:
+        """Return the stored contexts followed by those of this batch, which are then stored too."""
+        joined = Contexts.concat([*self.batches, contexts]) if self.batches else contexts
+        self.batches.append(contexts._replace(g=contexts.g.detach()))
+        return joined
+
+    def saved(self) -> list[list[list[Tensor]]]:
+        """Return the contexts of all processes, for a checkpoint: for each batch its columns, each a list of parts by rank."""
+        return [[all_gather_varlen(part) for part in (batch.g, batch.token, *batch.positions)] for batch in self.batches]
+
+    def restore(self, saved: list[list[list[Tensor]]], rank: int, world: int, device: torch.device) -> None:
+        """Restore saved contexts, of any number of processes; each process takes a share, and all see all of them."""
+        for batch in saved:
+            g, token, *positions = (part.to(device) for part in rank_rows(batch, rank, world))
+            self.batches.append(Contexts(g, token, TokenPosition(*positions)))
+
+
+def local_draw(seed: int, update: int) -> float:
+    """Return the random number of an update in [0, 1), the same on every rank and after a resume."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + update) % 2**63)
+    return float(torch.rand((), generator=generator, dtype=torch.float64))

@@ -1,0 +1,70 @@
+"""TRIME-MT's training memory: the nearest contexts of the other sentences (section 4.4; the published recipe)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from trime.common.choices import Metric
+from trime.common.types import Contexts, Float, LogMass, Tensor
+from trime.memory.similarity import similarity
+from trime.memory.training.distributed import gather_contexts
+from trime.memory.training.objective.tiles import slices
+from trime.memory.training.visibility import Visibility
+
+ROWS = 512  # queries whose similarities are in memory at a time
+
+
+class NearestInBatch:
+    """The ``k`` most similar contexts of the batch under a visibility (None: all), at a training temperature.
+
+    Gradient reaches the selected contexts alone. ValueError unless ``k`` and ``temperature`` are positive.
+    """
+
+    stale = 0
+
+    def __init__(self, visibility: Visibility, k: int | None, temperature: float = 1.0, metric: Metric = "ip"):
+        if k is not None and k < 1:
+            raise ValueError(f"k={k}: keep at least one memory, or null for all: set memory.k")
+        if temperature <= 0:
+            raise ValueError(f"temperature={temperature} must be positive: set memory.temperature")
+        self.visibility, self.k, self.temperature, self.metric = visibility, k, temperature, metric
+
+    def mass(
+        self,
+        query: Contexts,
+        contexts: Contexts,
+        divisor: Float[Tensor, " t"],
+        draw: float | None = None,
+        progress: float = 1.0,
+    ) -> LogMass:
+        """Return the mass [t n] of the nearest contexts; ``contexts`` are those of this process. ``draw`` has no effect."""
+        memory = gather_contexts(contexts)
+        blocks = [*slices(len(query.token), ROWS)] or [slice(0, 0)]  # a process may have no rows
+        parts = [self.block(query.take(rows), memory, divisor) for rows in blocks]
+        return LogMass(torch.cat([part.target for part in parts], 1), torch.cat([part.total for part in parts], 1))
+
+    def block(self, query: Contexts, memory: Contexts, divisor: Tensor) -> LogMass:
+        """Return the mass of some queries; the backward pass computes their similarities again."""
+        hidden = ~self.visibility.sees(query.positions, memory.positions)
+        target, total = checkpoint(
+            self.masses, query.g, memory.g, hidden, query.token, memory.token, divisor, use_reentrant=False
+        )
+        return LogMass(target, total)
+
+    def masses(self, query: Tensor, memory: Tensor, hidden: Tensor, target: Tensor, token: Tensor, divisor: Tensor):  # type: ignore[no-untyped-def]
+        """Return the log-masses [t n] of the targets and in all, over the nearest visible contexts."""
+        score = similarity(query, memory, self.metric).masked_fill(hidden, -math.inf)
+        score, index = score.topk(min(self.k or len(memory), len(memory)), dim=1)
+        scaled = score / (divisor * self.temperature)[:, None, None]
+        other = token[index] != target[:, None]
+        return safe_logsumexp(scaled.masked_fill(other, -math.inf)), safe_logsumexp(scaled)
+
+
+def safe_logsumexp(scores: Float[Tensor, "t n k"]) -> Float[Tensor, "t n"]:
+    """Return the logsumexp, whose gradient here is zero, not NaN, where no score is finite."""
+    empty = scores.isinf().all(-1, keepdim=True)
+    result = scores.masked_fill(empty, 0).logsumexp(-1)
+    return result.masked_fill(empty.squeeze(-1), -math.inf)

@@ -1,1 +1,0 @@
-"""The foundation of all stages: artefacts, processes, model folders, training."""

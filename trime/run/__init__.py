@@ -1,1 +1,0 @@
-"""Running an experiment: checks, stages in order, results and their report."""

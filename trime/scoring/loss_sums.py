@@ -1,0 +1,102 @@
+"""Losses summed by document over a grid of settings, and a row's results at its best settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trime.common.metrics import perplexity
+from trime.common.types import Float, Tensor
+from trime.data.notes import FEW_DOCUMENTS
+from trime.errors import UserError
+from trime.memory.inference.base import Window
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
+from trime.scoring.mixture_spec import MixtureSpec
+
+PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and the largest number of parts
+
+
+class LossSums:
+    """Summed losses over the grid, with token counts, by parts of ``PART_TOKENS`` tokens of a document."""
+
+    def __init__(self) -> None:
+        self.losses: dict[tuple[int, int], tuple[Tensor, int]] = {}  # by document and part
+
+    def add(self, window: Window, score: Float[Tensor, "s a n"]) -> None:
+        """Add the log-probabilities of a window by memory size, setting and token."""
+        key = int(window.contexts.positions.document[0]), window.scored_from // PART_TOKENS
+        self.put(key, -score.double().sum(-1).cpu(), score.shape[-1])
+
+    def put(self, key: tuple[int, int], loss: Tensor, count: int) -> None:
+        """Add a summed loss of ``count`` tokens to a part of a document; UserError where it is NaN."""
+        if loss.isnan().any():
+            raise UserError(
+                f"the loss of document {key[0]}, from token {key[1] * PART_TOKENS:,} on, is not a number (NaN): the model, a "
+                "memory or a mixture computes values that are not finite"
+            )
+        before, counted = self.losses.get(key, (torch.zeros(()), 0))
+        self.losses[key] = before + loss, counted + count
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the sums as tensors, to be kept in a file; there must be one at least."""
+        losses, counts = zip(*self.losses.values(), strict=True)
+        return {"part": torch.tensor([*self.losses]), "loss": torch.stack(losses), "count": torch.tensor(counts)}
+
+    def put_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Add the sums that ``tensors`` returned."""
+        for (document, part), loss, count in zip(
+            tensors["part"].tolist(), tensors["loss"], tensors["count"].tolist(), strict=True
+        ):
+            self.put((document, part), loss, count)
+
+    @property
+    def total(self) -> Float[Tensor, "s a"]:
+        """The summed loss by memory size and setting."""
+        return sum((loss for loss, _ in self.losses.values()), torch.zeros(()))
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens."""
+        return sum(count for _, count in self.losses.values())
+
+    def bootstrap_units(self, size: int, choice: int) -> tuple[str, list[list[float]]]:
+        """Return what a bootstrap draws, in words, and the summed loss and tokens of each unit: documents, or parts of few.
+
+        Parts double in length until there are at most ``MAX_PARTS``.
+        """
+        few, length = len({document for document, _ in self.losses}) < FEW_DOCUMENTS, 1
+        while few and len({(document, part // length) for document, part in self.losses}) > MAX_PARTS:
+            length *= 2
+        units: dict[tuple[int, int], list[float]] = {}
+        for (document, part), (loss, count) in self.losses.items():
+            unit = units.setdefault((document, part // length if few else 0), [0.0, 0])
+            unit[0] += float(loss[size, choice])
+            unit[1] += count
+        return f"parts of {length * PART_TOKENS:,} tokens" if few else "documents", list(units.values())
+
+
+def summarize_row(row: MixtureSpec | FittedMixtureSpec, sums: LossSums) -> dict[str, Any]:
+    """Return the best settings of a row, its loss there, the best loss at each memory size, and units for a bootstrap."""
+    tokens = sums.tokens
+    mean = sums.total / tokens
+    size, choice = divmod(int(mean.argmin()), mean.shape[1])
+    tuned: dict[str, float] = dict(row.choices()[choice])
+    curve = {}
+    if any(row.sizes):  # (0,) where no memory of the row has sizes
+        tuned["memory_size"] = row.sizes[size]
+        curve = dict(zip(map(str, row.sizes), mean.min(1).values.tolist(), strict=True))
+    loss = float(mean[size, choice])
+    unit, units = sums.bootstrap_units(size, choice)
+    return {
+        "memories": row.label,
+        "mixture": row.mixture,
+        "tuned": tuned,
+        "loss": loss,
+        "perplexity": perplexity(loss),
+        "tokens": tokens,
+        "by_memory_size": curve,
+        "documents": units,
+        "bootstrap_unit": unit,
+    }

@@ -1,0 +1,143 @@
+"""Rows of a results table: memories, how they are mixed, and the grid of τ, τ', λ and memory sizes to tune over.
+
+A row first joins ``joint`` memories with the vocabulary (Eq. 6, temperature τ), then interpolates one
+memory softmax after the other (Eq. 9): the continuous cache, the external memory. Scores have the axes
+[s a n]: memory sizes, all other settings flattened, contexts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar
+
+import torch
+
+from trime.common.types import Float, LogMass, Tensor
+from trime.memory.inference.base import StateScope, Window
+from trime.scoring.mixtures.joint import interpolate, joint_log_prob, pool_masses
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """One interpolation of Eq. 9: its memories, and the grids of its temperature τ' and its share λ."""
+
+    memories: tuple[str, ...]
+    temperature: tuple[float, ...]
+    share: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class MixtureSpec:
+    """A row with its grid; a tuned row has single values."""
+
+    joint: tuple[str, ...]
+    interpolations: tuple[Interpolation, ...]
+    temperature: tuple[float, ...] = (1.0,)
+    sizes: tuple[int, ...] = (0,)
+
+    @property
+    def memories(self) -> set[str]:
+        return {*self.joint, *(name for interpolation in self.interpolations for name in interpolation.memories)}
+
+    @property
+    def label(self) -> str:
+        parts = ["vocabulary", *self.joint]
+        interpolated = [f"({' + '.join(interpolation.memories)})" for interpolation in self.interpolations]
+        return " ⊕ ".join([" + ".join(parts), *interpolated])
+
+    @property
+    def mixture(self) -> str:
+        return "interpolate" if self.interpolations else "joint"
+
+    uses_experts: ClassVar[bool] = False
+    state_scope: ClassVar[StateScope] = StateScope.NONE  # beside what its memories carry
+
+    def window_scorer(self) -> GridScorer:
+        """Return a scorer for the windows of one pass over a text."""
+        return GridScorer(self)
+
+    def divisors(self, joint_scale: float, interpolation_scale: float) -> list[float]:
+        """Return the divisors of raw similarities, the joint ones first, so that one search serves them all."""
+        joint_divisors = [joint_scale * t for t in self.temperature] if self.joint else []
+        return joint_divisors + [interpolation_scale * t for part in self.interpolations for t in part.temperature]
+
+    def score(self, vocabulary: LogMass, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
+        """Return log P(target) over the grid; ``masses`` are [s t n] over the divisors of this row."""
+
+        def columns(names: tuple[str, ...], low: int, high: int) -> list[LogMass]:
+            return [LogMass(masses[name].target[:, low:high], masses[name].total[:, low:high]) for name in names]
+
+        start = len(self.temperature) if self.joint else 0
+        result = joint_log_prob(vocabulary, columns(self.joint, 0, start))
+        result = result if self.joint else result[None, None]
+        for interpolation in self.interpolations:
+            end = start + len(interpolation.temperature)
+            memory = pool_masses(columns(interpolation.memories, start, end))
+            # Every base with every temperature and every share: the new axis a is a · t · shares.
+            share = result.new_tensor(interpolation.share)[None, None, None, :, None]
+            grid = LogMass(memory.target[:, None, :, None], memory.total[:, None, :, None])
+            result, start = interpolate(result[:, :, None, None], grid, share).flatten(1, 3), end
+        return result
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Return the names of each interpolation's temperature and share; all but the last are a cache's."""
+        cache, last = ("cache_temperature", "cache_lambda"), ("interpolation_temperature", "lambda")
+        return [cache] * (len(self.interpolations) - 1) + [last] * bool(self.interpolations)
+
+    def choices(self) -> list[dict[str, float]]:
+        """Return the settings along axis a, in order."""
+        axes: list[list[dict[str, float]]] = [[{"temperature": t} for t in self.temperature] if self.joint else [{}]]
+        for interpolation, (temperature, share) in zip(self.interpolations, self.names, strict=True):
+            axes += [[{temperature: t} for t in interpolation.temperature], [{share: s} for s in interpolation.share]]
+        return [dict(item for part in parts for item in part.items()) for parts in product(*axes)]
+
+    def with_settings(self, chosen: dict[str, float]) -> MixtureSpec:
+        """Return the row with the chosen settings alone."""
+        temperature = (chosen["temperature"],) if self.joint else self.temperature
+        interpolations = tuple(
+            Interpolation(interpolation.memories, (chosen[t],), (chosen[share],))
+            for interpolation, (t, share) in zip(self.interpolations, self.names, strict=True)
+        )
+        sizes = (int(chosen["memory_size"]),) if "memory_size" in chosen else self.sizes
+        return MixtureSpec(self.joint, interpolations, temperature, sizes)
+
+
+class GridScorer:
+    """Scores each window by itself over the grid of a row."""
+
+    def __init__(self, row: MixtureSpec):
+        self.row = row
+
+    def __call__(self, window: Window, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
+        return self.row.score(window.vocabulary, masses)
+
+    def vocabulary_log_prob(self, window: Window, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
+        """Return the log of the vocabulary's part of P(target) for the window scored last."""
+        return self(window, {name: without_target(mass) for name, mass in masses.items()})
+
+    def parts(self, window: Window, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
+        """Return how much of P(target) comes from the vocabulary and from each memory, for the window scored last.
+
+        P is linear in the memories' masses of the target while their totals stay.
+        """
+        whole = self(window, masses)[0, 0].double().exp()
+        others = {name: self(window, masses | {name: without_target(mass)})[0, 0] for name, mass in masses.items()}
+        vocabulary = self.vocabulary_log_prob(window, masses)[0, 0].double().exp()
+        return {"vocabulary": vocabulary} | {name: whole - other.double().exp() for name, other in others.items()}
+
+    def weights(self, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
+        """Return no weights: Eq. 6 has none, and those of Eq. 8 are the same for every token."""
+        return {}
+
+
+def without_target(mass: LogMass) -> LogMass:
+    """Return a mass of which nothing is the target's."""
+    return LogMass(torch.full_like(mass.target, -math.inf), mass.total)
+
+
+def scales(width: int, scaled_interpolation: bool) -> tuple[float, float]:
+    """Return the divisors of raw similarities at τ = 1 and τ' = 1: √d, and √d (Eq. 8) or 1 (the published code)."""
+    return math.sqrt(width), math.sqrt(width) if scaled_interpolation else 1.0

@@ -1,0 +1,134 @@
+"""Collect what a finished run measured: the content of its results.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trime.common.metrics import bits
+from trime.config.schema import STAGES
+from trime.data.segments import scored_bytes
+from trime.errors import UserError
+from trime.lab.artefact import Artefact
+from trime.lab.manifest import build_seconds
+from trime.lab.provenance import PROVENANCE, provenance
+from trime.report.results import read_run
+from trime.report.run_result import Dataset, Datastore, Row, ScoredRun, ScoredText, Subsets, Training
+from trime.stages.encode import Encode
+from trime.stages.graph import Plan
+from trime.stages.prepare import PreparedText
+
+MAKING = [stage for stage in STAGES if stage != "report"]  # stages that make artefacts
+
+
+def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> ScoredRun:
+    """Return the results of a run; ``also`` are artefacts of its report."""
+    config, model, metric = plan.config, plan.model.path(), plan.evaluated_corpus.metric
+
+    def noted(name: str) -> Any:
+        """Return the content of a JSON file of the model; None if there is none."""
+        return json.loads((model / name).read_text()) if (model / name).exists() else None
+
+    train, imported, tuned = noted("train.json") or {}, noted("imported.json"), plan.tune.tuned()
+    parameters = train.pop("parameters", None)
+    scored = {encoded.split: scored_text(encoded) for encoded in (plan.valid, plan.test)}
+    rows = {"valid": tuned["rows"], "test": plan.evaluate.rows()}
+    described = {name: memory.description() for name, memory in plan.memories.stored.items()}
+    stores = {name: Datastore(**(about | tuned["recall"][name])) for name, about in described.items() if about}
+    content: dict[str, Any] = {
+        "staleness": noted("staleness.json"),
+        "subsets": Subsets(**plan.subsets.summary()) if plan.subsets else None,
+        "analysis": plan.analysis.summary() if plan.analysis else None,
+        "imported": imported,
+        "evaluation_dataset": dataset_of(plan.evaluated_corpus) if plan.evaluated_corpus is not plan.corpus else None,
+        "datastore": next(iter(stores.values()), None),  # the one that tables and pages show
+        "datastores": stores or None,
+    }
+    return ScoredRun(
+        **provenance(config),
+        dataset=dataset_of(plan.corpus),
+        parameters=imported["parameters"] if imported else parameters,
+        train=Training(**train),
+        trained_with_memory=config.memory.get("_target_") is not None and not config.checkpoint,
+        tuned=tuned["rows"][-1]["tuned"],
+        sample=plan.test.portion.sample,
+        metrics={split: [with_bits(row, metric, scored[split]) for row in of_split] for split, of_split in rows.items()},
+        scored=scored,
+        duplicates=plan.duplicates,
+        durations=durations(plan),
+        made_from=made_from(plan, *MAKING, also=also),
+        artefacts={"fit": str(model), "evaluate": str(plan.evaluate.folder)},
+        **{name: value for name, value in content.items() if value is not None},
+    )
+
+
+def dataset_of(prepared: PreparedText) -> Dataset:
+    """Return name, location, fingerprints, vocabulary size, notes of a corpus; tokens, bytes, share of unknown by split."""
+    corpus, given = prepared.corpus(), prepared.dataset  # the prepared text may have been another folder of the same files
+    statistics, splits = corpus.statistics, corpus.statistics["splits"]
+    return Dataset(
+        name=given.name,
+        path=str(given.location),
+        own=given.own,
+        fingerprint=statistics["fingerprint"],
+        test_hash=corpus.fingerprint("test") if "test" in splits else None,
+        tokens={name: split["tokens"] for name, split in splits.items()},
+        bytes={name: split["bytes"] for name, split in splits.items()},
+        unknown={name: split["unknown"] / split["tokens"] for name, split in splits.items()},
+        vocabulary=statistics["vocabulary"],
+        notes=statistics["notes"],
+    )
+
+
+def scored_text(encoded: Encode) -> ScoredText:
+    """Return how many tokens of an encoded split are scored, of how many documents, and how many bytes they predict."""
+    corpus = encoded.corpus.corpus()
+    windows = encoded.windows(corpus)
+    return ScoredText(
+        tokens=windows.scored(),
+        bytes=round(scored_bytes(corpus, encoded.split, windows)),
+        documents=len(np.unique(windows.document)),
+    )
+
+
+def with_bits(row: dict[str, Any], metric: str, text: ScoredText) -> Row:
+    """Return a row with its bits per predicted byte of text, and with its metric unless that is perplexity."""
+    per_token = {"bits/char": {"bits_per_character": bits(row["loss"])}, "bits/byte": {"metric": metric}}
+    return Row(**row, bits_per_byte=bits(row["loss"]) / (text.bytes / text.tokens), **per_token.get(metric, {}))
+
+
+def made_from(plan: Plan, *stages: str, also: Iterable[Artefact] = ()) -> list[str]:
+    """Return the names of the artefacts of some stages, and of the folders that the configuration names in their place."""
+    config = plan.config
+    stores = [memory.config.datastore.path for memory in plan.memories.stored.values()]
+    named = (config.checkpoint, config.datastore.path, *stores, config.mixture.get("path"), config.model.get("name"))
+    artefacts = [*also, *(artefact for stage in stages for artefact in plan.made_by(stage))]
+    return sorted({*(artefact.name for artefact in artefacts), *(Path(path).name for path in named if path)})
+
+
+def durations(plan: Plan) -> dict[str, float]:
+    """Return the seconds that each stage's artefacts took to build, whichever run built them."""
+    made = {stage: [artefact.folder for artefact in plan.made_by(stage)] for stage in MAKING}
+    return {
+        stage: round(sum(build_seconds(folder) for folder in folders if folder.exists()), 2)
+        for stage, folders in made.items()
+        if folders
+    }
+
+
+def keep_provenance(file: Path, results: ScoredRun) -> ScoredRun:
+    """Return results with the provenance of the earlier ones in ``file``, if those are of the same evaluation.
+
+    A later command that finds everything made, to analyse it or on other devices, did not make these results.
+    """
+    try:
+        earlier = read_run(file)
+    except UserError:
+        return results
+    if not isinstance(earlier, ScoredRun) or earlier.artefacts != results.artefacts:
+        return results
+    return results.model_copy(update={key: getattr(earlier, key) for key in PROVENANCE})

@@ -1,0 +1,204 @@
+"""export: one folder with a run's model, vocabulary, memories and mixture, which ``trime.load`` opens anywhere.
+
+It holds the artefacts that scoring and generation read, under the names that they have in the run. Of the prepared text only
+the split that a memory holds goes along.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trime
+from trime.common.io import checksum_of, megabytes, partial_of, plain, size_of, write_atomically, write_json
+from trime.common.progress import Progress
+from trime.errors import UserError, install_command
+from trime.lab.artefact import Artefact
+from trime.lab.manifest import MANIFEST, write_manifest
+from trime.lab.settings import without
+from trime.report.model_card import model_card
+from trime.report.results import portable, read_run, write_results
+from trime.report.run_result import ScoredRun
+from trime.stages.graph import Plan
+from trime.stages.prepare import LEARNED
+from trime.stages.pretrained import is_pretrained
+
+log = logging.getLogger(__name__)
+
+BUNDLE, FORMAT = "bundle.json", 2
+CORPUS = ("vocabulary.json", "statistics.json", LEARNED)  # what is needed of a text that no memory holds
+PRETRAINED = "pretrained-model"  # the folder of a pretrained model
+LEFT_OUT = ("expert_masses", "seconds.txt")  # files that only further stages of the run read
+OF_THE_RUN = (  # sections of the configuration that say how and where it was trained and reported
+    "memory",
+    *("export", "report", "logger", "callbacks", "storage", "paths", "prompt_file", "stages", "expected"),
+    *("small", "questions", "answering", "translation", "replay", "frontier"),
+)
+
+
+class Part(NamedTuple):
+    """An artefact of a bundle, and those of its files that go along."""
+
+    artefact: Artefact
+    files: list[Path]
+
+
+def export(plan: Plan) -> Path:
+    """Write the bundle of a run to ``export.path``, upload it to ``export.hub`` if that is set, and return its folder.
+
+    UserError if the run is not finished, or the folder exists.
+    """
+    config = plan.config
+    if not config.export.path:
+        raise UserError("stages=[export] writes a folder: name it, export.path=DIR")
+    folder = Path(config.export.path).expanduser()
+    if folder.exists():
+        raise UserError(f"export.path={folder} exists: delete it, or name another folder")
+    results = portable(read_run(plan.run_folder / "results.json"))
+    assert isinstance(results, ScoredRun)
+    parts, disclosed = parts_of(plan), disclosed_memories(plan)
+    partial = partial_of(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    copy_parts(parts, partial)
+    if pretrained := pretrained_folder(plan):
+        shutil.copytree(pretrained, partial / PRETRAINED)
+    content = {
+        "format": FORMAT,
+        "version": trime.__version__,
+        "config": portable_config(plan),
+        "artefacts": {role: artefact.name for role, artefact in roles_of(plan)},
+    }
+    write_json(partial / BUNDLE, content | {"checksum": checksum_of(content)})
+    write_results(partial / "results.json", results)
+    write_atomically(partial / "README.md", model_card(results, disclosed))
+    partial.replace(folder)
+    log.info(f"export: made {folder}, {megabytes(size_of(folder))} MB: open it by trime.load({str(folder)!r})")
+    if config.export.hub:
+        upload(folder, config.export.hub, config.export.private)
+    return folder
+
+
+def roles_of(plan: Plan) -> Iterator[tuple[str, Artefact]]:
+    """Yield the artefacts that a writer reads, with their role in the plan, as ``model`` or ``external.datastore``.
+
+    The text that the model learned from comes first: the description of others refers to it, so that a bundle must say which
+    artefact it is before they are described.
+    """
+    yield "corpus", plan.corpus
+    yield "model", plan.model
+    if grid := getattr(plan.tune, "grid", None):
+        yield "grid", grid
+    yield "tune", plan.tune
+    for name, memory in plan.memories.stored.items():
+        waiting = [memory.text, *memory.needs()]
+        while waiting:
+            artefact = waiting.pop(0)
+            if artefact not in (plan.corpus, plan.model):
+                yield f"{name}.{artefact.kind}", artefact
+                waiting += artefact.needs()
+
+
+def parts_of(plan: Plan) -> list[Part]:
+    """Return the artefacts that a writer reads; UserError if one is missing."""
+    by_folder = {artefact.path(): artefact for _, artefact in roles_of(plan)}  # two roles may have the same content
+    stored = [plan.memories.stored[name] for name in disclosed_memories(plan)]
+    splits = [(memory.text.path(), f"{memory.split}.") for memory in stored]
+
+    def goes_along(folder: Path, artefact: Artefact, file: Path) -> bool:
+        if artefact.kind == "prepare":
+            return file.name in CORPUS or any(folder == text and file.name.startswith(split) for text, split in splits)
+        return file.name != MANIFEST and not file.name.startswith(LEFT_OUT)
+
+    files = {folder: [file for file in folder.rglob("*") if file.is_file()] for folder in by_folder}
+    return [
+        Part(artefact, [file for file in files[folder] if goes_along(folder, artefact, file)])
+        for folder, artefact in by_folder.items()
+    ]
+
+
+def disclosed_memories(plan: Plan) -> list[str]:
+    """Return the names of the memories whose text goes along: those of the last row that are read from artefacts."""
+    memories = plan.tune.rows()[-1].memories
+    return [name for name in plan.memories.stored if name in memories]
+
+
+def copy_parts(parts: list[Part], target: Path) -> None:
+    """Copy the files of artefacts under a progress bar, with manifests of what goes along."""
+    total = sum(file.stat().st_size for part in parts for file in part.files)
+    with Progress(total=total, unit="B", unit_scale=True, desc="export") as bar:
+        for artefact, files in parts:
+            source = artefact.path()
+            folder = target / ("data/prepared" if artefact.kind == "prepare" else "artefacts") / source.name
+            for file in files:
+                copy = folder / file.relative_to(source)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
+                bar.update(copy.stat().st_size)
+            if artefact.kind == "prepare":  # of the text's place on this machine, only its name
+                statistics = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
+                write_json(folder / "statistics.json", statistics | {"location": statistics["name"]})
+            write_manifest(folder, artefact.name)
+
+
+def portable_config(plan: Plan) -> dict[str, Any]:
+    """Return the configuration without what belongs to this machine: places, loggers, devices, the datasets' readers."""
+    config = without(plain(plan.config), OF_THE_RUN)
+    tokenizer = tokenizer_target(plan)
+    reader = {"_target_": "trime.data.datasets.folder.Folder", "name": "bundle", "tokenizer": {"_target_": tokenizer}}
+    config["dataset"], config["evaluate"]["dataset"] = reader, None
+    config["checkpoint"] = config["checkpoint"] and plan.model.folder.name
+    sections = [(plan.config, config["datastore"])]
+    for name, node in config["test_memories"].items():
+        if memory := plan.memories.stored.get(name):
+            sections += [(memory.config, node["datastore"])] if "datastore" in node else []
+        else:
+            node.pop("datastore", None)
+    for number, (of_section, section) in enumerate(sections):
+        named = reader | {"name": f"bundle {number}"}  # texts of different memories stay different
+        section["dataset"] = named if plan.text_of(of_section) is not plan.corpus else None
+        section["path"] = of_section.datastore.path and plan.store_of(of_section).folder.name
+    config["mixture"].pop("path", None)
+    config["index"]["engine"] = "local"
+    if pretrained_folder(plan):
+        config["model"].pop("folder", None)
+        config["model"] = replaced(config["model"], config["model"]["name"], PRETRAINED)
+    return config
+
+
+def pretrained_folder(plan: Plan) -> Path | None:
+    """Return the folder of the run's pretrained model; None if it has none, or one that is named by its repository."""
+    folder = Path(plan.config.model.name).expanduser() if is_pretrained(plan.config) else None
+    return folder if folder and folder.is_dir() else None
+
+
+def replaced(content: Any, old: str, new: str) -> Any:
+    """Return settings with a text in place of another, wherever it is a value."""
+    if isinstance(content, dict):
+        return {name: replaced(value, old, new) for name, value in content.items()}
+    return [replaced(value, old, new) for value in content] if isinstance(content, list) else new if content == old else content
+
+
+def tokenizer_target(plan: Plan) -> str:
+    """Return the import path of the dataset's tokenizer; a pretrained model has its own, whichever the dataset's is."""
+    kind = type(plan.corpus.dataset.tokenizer)
+    return "trime.data.tokenizers.Words" if is_pretrained(plan.config) else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def upload(folder: Path, repository: str, private: bool) -> None:
+    """Upload a bundle to a repository of the Hugging Face Hub, which is made if it does not exist."""
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+    except ImportError:
+        raise UserError(f"export.hub needs the package huggingface_hub: {install_command('pretrained')}") from None
+    try:
+        hub = HfApi()
+        hub.create_repo(repository, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder)
+    except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
+        raise UserError(f"export.hub={repository}: the folder {folder} is complete, but not uploaded: {error}") from None
+    log.info(f"export: uploaded {folder} to {repository}")

@@ -1,0 +1,72 @@
+"""generate: continue a prompt with the model and memories of an experiment, and explain where each token came from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+from trime.common.io import plain, write_json
+from trime.data.datasets.base import lines_of
+from trime.errors import UserError
+from trime.report.passages import part_texts
+from trime.stages.graph import Plan
+from trime.stages.samples.writers import GeneratedToken, open_writer
+
+
+def generate(plan: Plan) -> None:
+    """Print the continuation of a prompt while it is generated, and write generated-*.json.
+
+    With ``explain`` there is a line for each token, and the text as a whole beneath.
+    """
+    prompt, writer = read_prompt(plan.config.prompt_file), open_writer(plan)
+    ids = writer.read(prompt)
+    print(f"generate: prompt of {len(ids):,} tokens; {writer.label}", flush=True)
+    tokens: list[GeneratedToken] = []
+    shown = ""
+    for token in writer.write():
+        tokens.append(token)
+        if plan.config.explain:
+            print(format_token(token), flush=True)
+        else:
+            new, shown = extend_shown(shown, writer.text(writer.written))
+            print(new, end="", flush=True)
+    text = writer.text([*ids, *writer.written])
+    if plan.config.explain:
+        print(f"\n{writer.text(writer.written)}", flush=True)
+    content = {"prompt": prompt, "text": text, "model": writer.label, "tokens": [token._asdict() for token in tokens]}
+    settings = {name: plain(plan.config[name]) for name in ("generate", "seed", "model", "eviction", "explain")}
+    file = writer.folder / f"generated-{sha256(json.dumps([prompt, settings]).encode()).hexdigest()[:8]}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, content, ensure_ascii=False)
+    print(f"\n\ngenerated: {file}")
+
+
+def extend_shown(shown: str, text: str) -> tuple[str, str]:
+    """Return what to print after ``shown`` so that it grows into ``text``, and all that is shown then.
+
+    White space at the end waits, because punctuation may remove it; so does a character of which some bytes are missing.
+    """
+    complete = text.rstrip().removesuffix("\N{REPLACEMENT CHARACTER}")
+    common = next((i for i, (a, b) in enumerate(zip(shown, complete, strict=False)) if a != b), min(len(shown), len(complete)))
+    return complete[common:], complete
+
+
+def read_prompt(file: str | None) -> str:
+    """Return the text of a file, or of standard input if None; UserError if it is empty or not text."""
+    try:
+        content = sys.stdin.buffer.read() if file is None else Path(file).expanduser().read_bytes()
+        text = b"".join(lines_of(content)).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"prompt_file={file} cannot be read as text: {error}") from None
+    if not text.strip():
+        raise UserError("the prompt is empty: name a text file, prompt_file=FILE, or write the prompt to standard input")
+    return text
+
+
+def format_token(token: GeneratedToken) -> str:
+    """Return the lines of a token: its probability and the parts of it, then the entries that contributed most."""
+    parts = "  ".join(part_texts(token.parts, token.agreeing))
+    entries = "".join(f"\n      {e['share']:.4f} {e['memory']}: … {e['text']} ({e['place']})" for e in token.entries)
+    return f"{token.text!r:<16} {token.probability:.4f} = {parts}{entries}"

@@ -1,0 +1,365 @@
+"""The artefacts of an experiment as a graph: each is linked to those it is made from (the data flow)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from trime.common.cpu import prepare_cpu
+from trime.common.io import plain
+from trime.common.urls import local_copy
+from trime.data.corpus import VocabularySource
+from trime.errors import UserError
+from trime.lab.artefact import Artefact, Lab
+from trime.lab.engines import Engine, Job, Local, MakePart
+from trime.lab.parts import ArtefactInParts, Parts
+from trime.lab.tracking import build_loggers
+from trime.scoring.rows import MixtureSpecs, rows_of
+from trime.stages.analysis.per_token import PerToken
+from trime.stages.analysis.run_analysis import RunAnalysis
+from trime.stages.analysis.subsets import SubsetMixtures, Subsets
+from trime.stages.datastore import ExternalStore, duplicates_in_store
+from trime.stages.encode import Encode
+from trime.stages.evaluate import Evaluate, TestResults
+from trime.stages.eviction.context_replay import ContextReplay
+from trime.stages.eviction.record import Record
+from trime.stages.eviction.replay import KeyReplay, Replay, replayed_policies
+from trime.stages.fit import ExternalModel, Fit, Services
+from trime.stages.import_checkpoint import Import, ImportedModel
+from trime.stages.long_context.answer import Answer
+from trime.stages.long_context.init_small import InitSmall
+from trime.stages.long_context.train_small import TrainSmall
+from trime.stages.memories import Memories, Sources
+from trime.stages.mixture import TuneMixture, build_tune, given_mixture
+from trime.stages.model_io import check_positions
+from trime.stages.pack import Pack
+from trime.stages.prepare import Prepare, PreparedText, VocabularySettings, duplicates_of
+from trime.stages.pretrained import ensure_model_folder, is_pretrained, vocabulary_source
+from trime.stages.training_task import LanguageModelTraining, TrainingTask
+from trime.stages.tune import TunedRows
+from trime.stages.windows import Portion, TextWindows, Windows
+from trime.training.precision import resolved_precision
+from trime.training.processes import device_of, launch
+
+
+class Plan:
+    """Data flow: corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
+
+    training: type[TrainingTask] = LanguageModelTraining  # what is trained
+    windows: type[Windows] = TextWindows  # how splits are cut into the windows that are encoded
+    importer: type[ImportedModel] = Import  # the stage that imports released checkpoints
+    cuts_segments = True  # False: a sentence is a segment
+
+    def __init__(self, config: DictConfig):
+        self.config = config
+        self.corpora: dict[str, PreparedText] = {}  # by the settings of their datasets
+        self.stores: dict[str, Artefact] = {}  # by the settings of their datastores
+
+    def corpus_of(self, dataset: DictConfig | None) -> PreparedText:
+        """Return the corpus of a dataset in the main vocabulary, the main corpus for None; the same for the same settings."""
+        if not dataset:
+            return self.corpus
+        key = OmegaConf.to_yaml(dataset, resolve=True)
+        if key not in self.corpora:
+            self.corpora[key] = self.prepare(dataset, self.fixed_vocabulary or self.corpus.source())
+        return self.corpora[key]
+
+    def prepare(self, dataset: DictConfig, source: VocabularySource | None) -> PreparedText:
+        """Return the corpus of a dataset in its own vocabulary, or in that of a ``source``."""
+        return Prepare(plain(dataset), VocabularySettings(**plain(self.config.vocabulary)), self.lab, source)
+
+    @cached_property
+    def lab(self) -> Lab:
+        """Where this experiment's artefacts lie, and who makes them."""
+        return Lab.of(self.config, self.run_parts)
+
+    @cached_property
+    def corpus(self) -> PreparedText:
+        """The corpus that is trained on."""
+        return self.prepare(self.config.dataset, self.fixed_vocabulary)
+
+    @cached_property
+    def fixed_vocabulary(self) -> VocabularySource | None:
+        """The vocabulary of an imported or pretrained model, in which all text is read; None if the corpus makes its own."""
+        if is_pretrained(self.config):
+            return vocabulary_source(self.config)
+        if not self.config.checkpoint:
+            return None
+        vocabulary = self.model.vocabulary  # type: ignore[attr-defined]
+        return VocabularySource(vocabulary.fingerprint, lambda: vocabulary) if vocabulary else None
+
+    @cached_property
+    def evaluated_corpus(self) -> PreparedText:
+        """The corpus that is tuned and tested on."""
+        return self.corpus_of(self.config.evaluate.get("dataset"))
+
+    @cached_property
+    def pack(self) -> Pack | None:
+        """The neighbours of training segments, if batches are made from them."""
+        needed = instantiate(self.config.batching, _convert_="all").needs_neighbours
+        if not needed or not self.config.train.updates or self.config.checkpoint:
+            return None
+        segments, neighbours = self.config.segments, plain(self.config.neighbours)
+        length = segments.length if self.cuts_segments else None
+        return Pack(self.corpus, length, segments.bounded, self.config.batching.k, neighbours, self.lab)
+
+    @cached_property
+    def model(self) -> Artefact:
+        """The model that is evaluated: given by ``checkpoint=``, imported, or trained here."""
+        if self.config.checkpoint:
+            return ExternalModel(self.config) if local_copy(self.config.checkpoint).is_dir() else self.imported
+        return self.fit
+
+    @cached_property
+    def imported(self) -> ImportedModel:
+        """The released checkpoint that ``checkpoint=`` names, as a model of this package."""
+        return self.importer(self.config.checkpoint, plain(self.config.dictionary), self.lab)
+
+    @cached_property
+    def fit(self) -> Fit:
+        """The model that this experiment trains."""
+        return Fit(self.config, self.corpus, self.pack, self.training(self.config), self.services)
+
+    @property
+    def services(self) -> Services:
+        """What this run offers its training."""
+
+        def train(folder: Path) -> None:
+            launch(self.config, train_in, type(self), OmegaConf.to_yaml(self.config, resolve=True), folder)
+
+        return Services(lambda: self.loggers, train)
+
+    @cached_property
+    def valid(self) -> Encode:
+        """The encoded validation split."""
+        return self.encode(self.config, "evaluate", "valid", self.evaluated_corpus)
+
+    @cached_property
+    def test(self) -> Encode:
+        """The encoded test split."""
+        return self.encode(self.config, "evaluate", "test", self.evaluated_corpus)
+
+    def encode(self, config: DictConfig, section: str, split: str, corpus: PreparedText) -> Encode:
+        """Return the encoded portion of a split that a section of a configuration asks for."""
+        portion = Portion.from_config(config, section, split)
+        return Encode(config, portion, corpus, self.model, self.windows(config), self.run_parts)
+
+    def text_of(self, config: DictConfig) -> PreparedText:
+        """Return the corpus that the section ``datastore`` of a configuration names."""
+        return self.corpus_of(config.datastore.get("dataset"))
+
+    def store_of(self, config: DictConfig) -> Artefact:
+        """Return the encoded text of the section ``datastore``: made by this run, or the folder of ``datastore.path=DIR``."""
+        key = OmegaConf.to_yaml(config.datastore, resolve=True)
+        if key not in self.stores:
+            made = not config.datastore.path
+            self.stores[key] = (
+                self.encode(config, "datastore", config.datastore.split, self.text_of(config))
+                if made
+                else ExternalStore(config, self.model)
+            )
+        return self.stores[key]
+
+    def run_parts(self, artefact: ArtefactInParts, parts: Parts, bar: Any) -> None:
+        """Make the missing parts of an artefact, by the configured engine unless they must follow one another."""
+        engine: Engine = Local() if parts.sequential else self.engine
+        bar.update(parts.done())
+        engine.run(self.job(artefact, parts), parts.make, parts.missing(), bar.update)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The configured engine."""
+        return instantiate(self.config.engine)
+
+    def job(self, artefact: ArtefactInParts, parts: Parts) -> Job:
+        """Return the description of an artefact's parts with which other processes make them."""
+        precision = {"trainer": {"precision": resolved_precision(self.config)}}  # whatever devices the others have
+        settings = OmegaConf.to_yaml(OmegaConf.merge(self.config, precision), resolve=True)
+        return Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder)
+
+    @cached_property
+    def duplicates(self) -> list[str]:
+        """Notes on documents of valid and test that are also in train, in valid, or in the text of the datastore."""
+        text, notes = self.evaluated_corpus, list[str]()
+        stored = [(memory.text, memory.config.datastore.split) for memory in self.memories.stored.values()]
+        given = [memory.store for memory in self.memories.datastores if isinstance(memory.store, ExternalStore)]
+        for split in ("valid", "test"):
+            for other, other_split in dict.fromkeys([(self.corpus, "train"), (text, "valid"), *stored]):
+                is_store = (other, other_split) in stored
+                notes += duplicates_of(text, split, other, other_split, hides_own=is_store)
+            for store in given:
+                notes += duplicates_in_store(text, split, store)
+        return notes
+
+    def check_text(self) -> None:
+        """Raise UserError, before a model is trained, if a later stage could not work with this text."""
+        stages = {*self.config.stages}
+        for split, readers in (("valid", {"encode", "tune"}), ("test", {"evaluate"})):
+            if readers & stages:
+                self.evaluated_corpus.corpus().split(split)
+        if {"encode", "datastore"} & stages:
+            for memory in self.memories.stored.values():
+                memory.check_text()
+        self.check_windows()
+
+    def check_windows(self) -> None:
+        """Raise UserError if a line is longer than the model's positions."""
+        if self.config.evaluate.lines and not self.config.checkpoint:
+            for split in (self.valid, self.test):
+                longest = int(split.windows(self.evaluated_corpus.corpus()).length.max())
+                check_positions(self.config.model.backbone.get("positions"), self.config, longest)
+
+    @cached_property
+    def tune(self) -> TunedRows:
+        """The tuned settings of every row, with the fitted mixture if there is one."""
+        return build_tune(self.config, self.table, self.valid, self.memories, self.run_parts)
+
+    @cached_property
+    def table(self) -> MixtureSpecs:
+        """The rows of the experiment's table."""
+        return rows_of(self.config)
+
+    @cached_property
+    def memories(self) -> Memories:
+        """The memories that rows use at test."""
+        return Memories(self.table, self.sources)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """The artefacts that this run can make for memories."""
+        return Sources(self.config, self.text_of, self.store_of, self.run_parts, self.largest_k)
+
+    @property
+    def largest_k(self) -> int | None:
+        """The largest K of any pass, if it is not index.k."""
+        return None
+
+    @cached_property
+    def evaluate(self) -> TestResults:
+        """The results on the test split."""
+        return Evaluate(self.config, self.test, self.tune, self.run_parts)
+
+    @cached_property
+    def analysis(self) -> RunAnalysis | None:
+        """The analysis of the rows, if evaluate.analysis asks for it."""
+        return RunAnalysis(self.config, self.test, self.tune) if self.config.evaluate.analysis else None
+
+    @cached_property
+    def per_token(self) -> PerToken | None:
+        """Every scored token of test, if evaluate.per_token asks for it."""
+        return PerToken(self.config, self.test, self.tune) if self.config.evaluate.per_token else None
+
+    @cached_property
+    def subsets(self) -> Subsets | None:
+        """The value of each memory of the mixture, if this run fits one."""
+        if not isinstance(self.tune, TuneMixture) or self.config.evaluate.subsets == "none" or given_mixture(self.config):
+            return None
+        return Subsets(self.config, self.test, SubsetMixtures(self.config, self.tune), self.run_parts)
+
+    @cached_property
+    def record(self) -> Record:
+        """The recorded queries and keys of a model's built-in memory."""
+        return Record(self.config, self.test)
+
+    @cached_property
+    def replay(self) -> Replay:
+        """The replay of eviction policies over the long memory, or over the memory inside the model."""
+        policies = replayed_policies(self.config)
+        if self.memories.replayable:
+            return ContextReplay(self.config, policies, self.test, self.tune, self.run_parts)
+        return KeyReplay(self.config, policies, self.record, self.run_parts)
+
+    @cached_property
+    def small_model(self) -> TrainSmall | None:
+        """The small model that is trained to answer questions; None if model.name names a model."""
+        return None if self.config.model.get("name") else TrainSmall(self.config)
+
+    @cached_property
+    def answer(self) -> Answer:
+        """The answers to questions over long contexts."""
+        return Answer(self.config, self.small_model, self.run_parts)
+
+    @cached_property
+    def loggers(self) -> list[Any]:
+        """The run's experiment loggers, each of which starts its run when it is first written to."""
+        return build_loggers(self.config.logger, self.run_folder)
+
+    @cached_property
+    def run_folder(self) -> Path:
+        """The folder of a run's results."""
+        return self.results_folder(self.evaluate)
+
+    @cached_property
+    def answers_folder(self) -> Path:
+        """The folder of the results of answering questions."""
+        return self.results_folder(self.answer)
+
+    def results_folder(self, results: Artefact) -> Path:
+        """Return the folder of results, named by experiment, seed and what determines them."""
+        runs = self.lab.outputs / "runs" / self.config.name
+        return runs / f"seed{self.config.seed}-{results.fingerprint[:8]}"
+
+    def made_by(self, stage: str) -> list[Artefact]:
+        """Return the artefacts that a stage makes for this experiment, in order; none for stages that read only."""
+        nodes: dict[str, Callable[[], Sequence[Artefact | None]]] = {
+            "import": lambda: [self.model if self.config.checkpoint and self.model.stage == "import" else None],
+            "prepare": lambda: [self.corpus, self.evaluated_corpus, *(each.text for each in self.memories.stored.values())],
+            "pack": lambda: [self.pack],
+            "fit": lambda: [None if self.config.checkpoint else self.model],
+            "encode": lambda: [self.valid, *self.memories.artefacts("encode")],
+            "datastore": lambda: self.memories.artefacts("datastore"),
+            "tune": lambda: self.tune.build_order(),
+            "evaluate": lambda: [
+                *self.evaluate.build_order(),
+                *(self.subsets.build_order() if self.subsets else []),
+                *(self.analysis, self.per_token),
+            ],
+            "init_small": lambda: [InitSmall(self.config, self.corpus)],
+            "train_small": lambda: [self.small_model if is_pretrained(self.config) else None],
+            "answer": lambda: [self.answer],
+            "record": lambda: [self.test, *self.tune.build_order()] if self.memories.replayable else [self.record],
+            "replay": lambda: [self.replay],
+        }
+        return list(dict.fromkeys(node for node in nodes.get(stage, list)() if node is not None))
+
+
+def open_job(plan_of: type[Plan], job: Job) -> MakePart:
+    """Return what makes the parts of a job's artefact in another process, from the settings alone.
+
+    A part that exists already, because the worker that made it died before it said so, is not made again.
+    """
+    artefacts = [artefact for artefact in plan_in(plan_of, job.settings).made_by(job.stage) if artefact.name == job.name]
+    if not artefacts or not isinstance(artefacts[0], ArtefactInParts):
+        raise UserError(f"{job.stage}: a worker understands these settings differently: install the same on all machines")
+    parts = artefacts[0].open_parts(job.folder)
+
+    def make(number: int, advance: Callable[[int], object]) -> None:
+        if parts.file(number).exists():
+            advance(parts.sizes[number])
+        else:
+            parts.make(number, advance)
+
+    return make
+
+
+@record  # an error of this process is raised in the one that launched it
+def train_in(plan_of: type[Plan], settings: str, folder: Path) -> None:
+    """Train as one of several processes."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    plan_in(plan_of, settings).fit.train(folder)
+
+
+def plan_in(plan_of: type[Plan], settings: str) -> Plan:
+    """Return the plan of a configuration as YAML, in another process or on another machine."""
+    config: DictConfig = OmegaConf.create(settings)  # type: ignore[assignment]
+    ensure_model_folder(config)  # another machine has none
+    if device_of(config).type == "cpu":
+        prepare_cpu()
+    return plan_of(config)

@@ -1,0 +1,320 @@
+"""Checks before hours of work are spent: of settings that must fit one another, and of this machine.
+
+Types and bounds of settings are checked by the schema, arguments of parts by their constructors, which are called here.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from trime.common.io import plain
+from trime.common.urls import is_url
+from trime.config.check import check_parts, validate
+from trime.config.schema import STAGES
+from trime.data.batching.published import Budget
+from trime.errors import UserError, install_command
+from trime.memory.training.visibility import Previous
+from trime.models.backbones.encoder_decoder import EncoderDecoder
+from trime.models.network import Network, build_network
+from trime.report.report_runs import NAME, check_report
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
+from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.rows import NOT_FITTED, memories_of, rows_of, traits_of
+from trime.stages.graphs import build_plan
+from trime.stages.memories import Memories
+from trime.stages.mixture import given_mixture
+from trime.stages.model_io import CARRIED, model_of, set_evaluation_memory, window_sizes
+from trime.stages.pretrained import is_pretrained
+from trime.training.processes import node_rank
+from trime.training.trainer import added_callbacks
+
+SYMBOLS = 2**16  # of a vocabulary, to try a model
+# Arguments of Lightning's trainer that the lab gives it, and the setting that decides each.
+DECIDED_BY = {
+    **dict.fromkeys(("max_steps", "max_epochs", "min_epochs", "fast_dev_run"), "train.updates"),
+    **dict.fromkeys(("val_check_interval", "check_val_every_n_epoch"), "train.validate_every"),
+    **dict.fromkeys(("accelerator", "devices", "strategy", "num_nodes", "precision", "enable_progress_bar"), "trainer.…"),
+    "accumulate_grad_batches": "train.accumulate",
+    "gradient_clip_val": "train.clip_norm",
+    "log_every_n_steps": "train.log_every",
+    "enable_checkpointing": "train.checkpoint_every",
+    "callbacks": "callbacks.NAME",
+    "logger": "logger.lightning.NAME",
+    "default_root_dir": "paths.outputs",
+    "plugins": "trainer.strategy",
+}
+
+
+def check(config: DictConfig) -> None:
+    """Raise UserError at the first setting that cannot work."""
+    validate(config)
+    check_parts(plain(config))
+    for name, place in config.paths.items():
+        if is_url(place):
+            raise UserError(f"paths.{name}={place}: name a folder of this machine, or of a disk that it has mounted")
+    check_report(config)
+    if not NAME.fullmatch(config.name):
+        raise UserError(f"name={config.name}: it must be a name, not a path")
+    for key in ("index.address", "engine.address"):
+        address = OmegaConf.select(config, key)
+        if address not in (None, "auto") and ":" not in str(address):
+            raise UserError(f"{key}={address}: it must be null, auto or HOST:PORT")
+    pretrained = is_pretrained(config)
+    reads = {"train_small", "answer"} & {*config.stages}
+    if reads and not pretrained:
+        raise UserError(f"stage {min(reads)} needs a model that answers questions: choose experiment=attendre_train_small")
+    if not config.train.updates and not pretrained:
+        raise UserError("train.updates=0: a model of this suite is trained; only model=pretrained can be taken as it is")
+    check_trainer(config)
+    if config.dictionary and not config.checkpoint:
+        raise UserError("dictionary= belongs to a released checkpoint: name it, checkpoint=FILE")
+    check_rows(config)
+    check_memories(config)
+    if config.task == "translation":
+        check_translation(config)
+    if pretrained:
+        check_pretrained(config)
+    elif not config.checkpoint:
+        check_model(config)
+
+
+def check_trainer(config: DictConfig) -> None:
+    """Raise UserError if this machine, or Lightning's trainer, cannot do what is asked for."""
+    node_rank(config)
+    trains = {"fit", "train_small"} & {*config.stages}
+    if trains and config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise UserError(f"trainer.accelerator={config.trainer.accelerator}: this machine has no CUDA device; set auto or cpu")
+    extra = plain(config.trainer.extra)
+    for name in extra.keys() & DECIDED_BY.keys():
+        raise UserError(f"trainer.extra.{name}: this argument is set by {DECIDED_BY[name]}: set that")
+    check_parts({"trainer.extra": {"_target_": "pytorch_lightning.Trainer"} | extra})
+    for key, parts in (("callbacks", config.callbacks), ("logger.lightning", config.logger.lightning)):
+        for name, part in parts.items():
+            if part is not None and not (OmegaConf.is_dict(part) and part.get("_target_")):
+                raise UserError(f"{key}.{name}={part}: it must name a class, as {{_target_: package.module.CLASS}}")
+    added_callbacks(config)
+    try:
+        built(config, "optimizer", _partial_=True)([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    except (TypeError, ValueError, IndexError) as error:
+        raise UserError(f"optimizer: {error}") from error
+    built(config, "schedule")
+
+
+def check_memories(config: DictConfig) -> None:
+    """Raise UserError if a memory in training, or the search of the external memory, cannot be built."""
+    if config.index.device == "cuda" and config.index.engine == "local" and not torch.cuda.is_available():
+        raise UserError("index.device=cuda: this machine has no CUDA device; set index.device=cpu")
+    asked = {"index.engine": config.index.engine == "ray", "engine": "address" in config.engine}
+    for key in (key for key, by_ray in asked.items() if by_ray and not find_spec("ray")):
+        raise UserError(f"{key}=ray needs Ray: {install_command('cluster')}, or {key}=local")
+    if all(asked.values()):
+        raise UserError("each worker of engine=ray would start those of index.engine=ray: choose one of them")
+    if config.index.replicas > 1 and config.index.engine != "ray":
+        raise UserError(f"index.replicas={config.index.replicas} are workers of Ray: set index.engine=ray, or index.replicas=1")
+    check_sizes(config)
+    batching = built(config, "batching")
+    memory = built(config, "memory") if config.memory.get("_target_") else None
+    if isinstance(getattr(memory, "visibility", None), Previous) and config.memory.stale and not batching.contiguous_rows:
+        raise UserError("memory=previous needs rows that continue from batch to batch: set batching=streams")
+    built(config, "neighbours")
+    pieces = config.task == "translation" or is_pretrained(config)
+    if pieces and config.neighbours.get("analyzer") == "english":
+        raise UserError("neighbours.analyzer=english reads words, and tokens here are pieces of words: set raw")
+    if config.model.get("gate") and (memory is None or is_pretrained(config)) and not config.checkpoint:
+        raise UserError(
+            "model.gate=true is learned with a memory in training, and not by pretrained models: choose memory=local"
+        )
+    at_test = "index.metric" if config.task == "translation" else "similarity"
+    metric = config.memory.get("metric", OmegaConf.select(config, at_test))
+    if metric != OmegaConf.select(config, at_test):
+        raise UserError(
+            f"memory.metric={metric} in training and {OmegaConf.select(config, at_test)} at test: set {at_test} alone"
+        )
+    memories = build_plan(config).memories
+    for stored in memories.stored.values():
+        stored.check_settings()
+    rows = [row for row in rows_of(config) if isinstance(row, MixtureSpec)] if config.task == "language_model" else []
+    for row in rows:
+        check_metrics(memories, row.joint, config.similarity)
+        for part in row.interpolations:
+            check_metrics(memories, part.memories, None)
+
+
+def check_metrics(memories: Memories, joined: tuple[str, ...], vocabulary: str | None) -> None:
+    """Raise UserError if memories of one softmax, in which the vocabulary may be too, compare contexts differently."""
+    expected, of = vocabulary, "similarity"
+    for name in joined:
+        metric = memories.kinds[name].metric
+        if metric and expected and metric != expected:
+            raise UserError(
+                f"memory {name} compares contexts by {metric} (index.metric), and is joined with {of}={expected}: "
+                "set similarity alone, or rows that interpolate"
+            )
+        expected, of = (expected, of) if expected else (metric, f"memory {name}")
+
+
+def check_sizes(config: DictConfig) -> None:
+    """Raise UserError if a memory is so small that its policy has no choice."""
+    sizes = {"eviction": config.model.get("memory_size"), "train.eviction": config.train.memory_size}
+    for name in memories_of(config):
+        node = config.test_memories[name]
+        if "policy" in node and "sizes" in node:
+            sizes[f"test_memories.{name}.policy"] = node.sizes
+    for key, given in sizes.items():
+        policy = built(config, key)
+        for size in {size for size in as_list(plain(given)) if size and policy}:
+            policy.check_size(size)
+
+
+def check_rows(config: DictConfig) -> None:
+    """Raise UserError if the memories of an experiment cannot be mixed as asked."""
+    model = config.mixture.model
+    if config.mixture.kind not in NOT_FITTED:
+        if model is None or "_target_" not in model:
+            raise UserError(f"mixture.model={model}: mixture.kind={config.mixture.kind} needs a model, as in conf/mixture")
+        built(config, "mixture.model")
+    for row in (row for row in rows_of(config) if isinstance(row, FittedMixtureSpec)):
+        given_mixture(config)
+        if config.task == "translation" and (model.get("history") or model.get("online")):
+            raise UserError(
+                "translations of a beam have no history: set mixture.model.history=[] and mixture.model.online=false"
+            )
+        if config.compatibility.sorted_windows:  # windows are then not read in the order of the text
+            ordered = [name for name in row.memories if traits_of(config, name).needs_text_order]
+            if ordered:
+                raise UserError(f"memory {ordered[0]} reads a text in its order: set compatibility=none, or leave it out")
+            if model.get("history"):
+                raise UserError(
+                    "mixture.model.history knows a text in its order: set compatibility=none, or mixture.model.history=[]"
+                )
+
+
+def check_translation(config: DictConfig) -> None:
+    """Raise UserError if a translation experiment cannot work."""
+    stages = {*config.stages} - {*STAGES}
+    if stages:
+        raise UserError(f"stage {min(stages)} is not for translation: leave it out of stages")
+    if not isinstance(built(config, "batching"), Budget):
+        raise UserError("translation needs batching=budget or budget_bm25: leave others out")
+    if config.vocabulary.max_size is None and not config.dataset.get("cut"):
+        raise UserError("vocabulary.max_size=null: the number of byte pairs to learn is needed: set vocabulary.max_size=10000")
+    max_length = list(config.translation.max_length)
+    if len(max_length) != 2 or sum(max_length) <= 0:
+        raise UserError(f"translation.max_length={max_length}: it must be two numbers a and b: n pieces become at most a n + b")
+    analysed = config.evaluate.analysis or config.evaluate.per_token
+    if config.evaluate.dataset or config.datastore.dataset or analysed:
+        names = "evaluate.dataset, datastore.dataset, evaluate.analysis, evaluate.per_token"
+        raise UserError(f"translation has no {names}: leave them out")
+    memories = [row.memories for row in rows_of(config)]
+    first = sum(not own for own in memories)  # rows without memory
+    own_k = [
+        name for names in memories for name in names if OmegaConf.select(config, f"test_memories.{name}.index.k") is not None
+    ]
+    if own_k:
+        raise UserError(
+            f"test_memories.{own_k[0]}.index.k: of a translation, translation.k lists the K that are tried: set that alone"
+        )
+    searched = all(len(names) == 1 and traits_of(config, *names).is_searched for names in memories[first:])
+    if not searched or any(memories[:first]) or not first:
+        raise UserError("evaluate.rows: of a translation the first row has no memory, and later ones a datastore's alone")
+
+
+def check_pretrained(config: DictConfig) -> None:
+    """Raise UserError if a pretrained model cannot read text with these settings."""
+    model, sizes = config.model, plain(config.model.memory_size)
+    answers = {"train_small", "answer"} & {*config.stages}
+    if answers and sizes == 0:
+        raise UserError("model.memory_size=0: reading long contexts needs entries, at least 1")
+    if any(0 < least < model.chunk for least in as_list(sizes)):
+        raise UserError(f"model.memory_size={sizes} is less than model.chunk={model.chunk}, which it must hold: lower that")
+    if isinstance(sizes, list) and 0 in sizes:
+        raise UserError(f"model.memory_size={sizes}: every layer needs entries, or none does (model.memory_size=0)")
+    if config.small.spread and config.small.model.kind != "decoder":
+        raise UserError("small.spread=true is for small.model.kind=decoder: a T5 does not distinguish distances beyond 128")
+    if answers:
+        questions, split = built(config, "questions"), config.answering.split
+        if "answer" in config.stages and split not in questions.splits:
+            raise UserError(
+                f"answering.split={split}: the {split} questions of questions={questions.name} have no answers: "
+                f"set answering.split={questions.splits[-1]}"
+            )
+        if model.prefill != "chunked" and model.name is None and config.small.model.kind != "decoder":
+            raise UserError(f"model.prefill={model.prefill} is for decoders: leave it out")
+        if model.prefill == "guided":
+            check_guided(config)
+    elif sizes and longest_context(config) and {"encode", "evaluate"} & {*config.stages}:
+        raise UserError(f"model.memory_size={sizes}: {CARRIED}")
+
+
+def check_guided(config: DictConfig) -> None:
+    """Raise UserError if questions cannot decide what is kept of their texts (model.prefill=guided) with these settings."""
+    sizes = plain(config.model.memory_size)
+    if config.answering.order == "first":
+        raise UserError("model.prefill=guided needs the question after the text: set answering.order=last or both")
+    if any(as_list(plain(config.model.query_size))):
+        raise UserError("model.prefill=guided is for queries that attend at once: set model.query_size=0")
+    if config.model.causal is False:
+        raise UserError("model.prefill=guided is for causal decoders: leave model.causal out")
+    if config.model.chunk >= min(as_list(sizes)):
+        raise UserError(
+            f"model.prefill=guided: model.chunk={config.model.chunk} leaves no room for earlier text in a memory of {sizes}: "
+            "lower model.chunk"
+        )
+    if not built(config, "eviction").can_be_guided:
+        name = config.eviction._target_.split(".")[-2]
+        remedy = "forgets, set eviction.gamma=0" if config.eviction.get("gamma") else "does not, set eviction=snapkv or tova"
+        raise UserError(
+            f"model.prefill=guided needs a policy that scores entries by attention, whenever it was paid: eviction={name} "
+            f"{remedy}"
+        )
+
+
+def check_model(config: DictConfig) -> None:
+    """Raise UserError if the model cannot be built, with the memory inside it that evaluation uses."""
+    if config.compatibility.padding is not None and config.task == "language_model" and not config.vocabulary.fairseq:
+        raise UserError(
+            f"compatibility.padding={config.compatibility.padding} (compatibility=published) is <unk> in our vocabularies: "
+            "add vocabulary.fairseq=true"
+        )
+    model = model_of(config)
+    if "memory_size" in config.model:
+        if isinstance(plain(config.model.memory_size), list):
+            raise UserError(
+                f"model.memory_size={config.model.memory_size}: a list, one for each layer, is for model=pretrained"
+            )
+        if longest_context(config):
+            raise UserError(CARRIED)
+        set_evaluation_memory(model, config)
+    try:
+        with torch.device("meta"):
+            network: Network = build_network(OmegaConf.create(model), SYMBOLS)
+    except (RuntimeError, ZeroDivisionError, IndexError) as error:  # of PyTorch, at sizes below 1
+        reason = " ".join(str(error).split())
+        raise UserError(f"the model cannot be built ({reason}): see model.* and model.backbone.*") from error
+    if (config.task == "translation") != isinstance(network.backbone, EncoderDecoder):
+        raise UserError("model=translation is for translations, and they need it: leave other models out")
+
+
+def longest_context(config: DictConfig) -> int:
+    """Return the largest number of context tokens of a window, in evaluated text or in that of a datastore."""
+    return max(window_sizes(config)[1], window_sizes(config, for_datastore=True)[1])
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return the values of a setting that takes one, or a list of them."""
+    return value if isinstance(value, list) else [value]
+
+
+def built(config: DictConfig, key: str, **options: Any) -> Any:
+    """Return the object that a part of the configuration describes; UserError, with its key, if it cannot be built."""
+    try:
+        return instantiate(OmegaConf.select(config, key), _convert_="all", **options)
+    except InstantiationException as error:
+        message = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(message if key.split(".")[0] in message else f"{key}: {message}") from None

@@ -1,0 +1,143 @@
+"""A pretrained model as the language model of an experiment: its fingerprint, its memories, and its vocabulary for all text."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from trime.common.io import lock_of, locked, partial_of, plain
+from trime.data.corpus import VocabularySource, content_hash
+from trime.data.vocabulary import Vocabulary
+from trime.errors import UserError
+from trime.lab.manifest import file_checksum
+from trime.memory.slots.bounded import BoundedMemory
+from trime.models.pretrained.answering import Answerer, DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig
+from trime.models.pretrained.attendre import Attendre
+from trime.models.pretrained.gguf import convert, find_gguf
+from trime.models.pretrained.rope import RopeDecoder, per_layer
+from trime.models.pretrained.t5 import T5Encoder
+from trime.models.pretrained.tokenizer import PieceTokenizer
+from trime.training.processes import device_of
+
+log = logging.getLogger(__name__)
+
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # what decides how text is tokenized
+
+
+def is_pretrained(config: DictConfig) -> bool:
+    """Return whether the experiment uses a pretrained model (model=pretrained)."""
+    return "name" in config.model
+
+
+def ensure_model_folder(config: DictConfig) -> None:
+    """Convert a GGUF file, named or of a package, into a folder if that does not exist yet; without its package, use the hub.
+
+    Files like model=smollm2 set ``model.package``, ``model.folder`` and ``model.hub``; another ``model.name`` is left alone
+    unless it is a GGUF file.
+    """
+    if str(config.model.get("name")).lower().endswith(".gguf"):
+        config.model.name = str(folder_of_gguf(Path(config.model.name).expanduser(), Path(config.paths.data).expanduser()))
+        return
+    name = config.model.get("folder")
+    folder = Path(name).expanduser() if name and name == config.model.name else None
+    if folder is None or folder.is_dir():
+        return
+    file = find_gguf(config.model.package)
+    if file is None:
+        log.warning(f"model: package {config.model.package} holds no GGUF file here; {config.model.hub} is loaded from the hub")
+        config.model.name = config.model.hub
+        return
+    convert_once(file, folder, f"package {config.model.package}")
+
+
+def folder_of_gguf(file: Path, data: Path) -> Path:
+    """Return the folder of the model of a GGUF file, named by its content and made once; UserError if there is no such file."""
+    if not file.is_file():
+        raise UserError(f"model.name={file}: there is no such file")
+    folder = data / "models" / f"{file.stem}-{file_checksum(file, lambda _: None)[:12]}"
+    convert_once(file, folder, str(file))
+    return folder
+
+
+def convert_once(file: Path, folder: Path, source: str) -> None:
+    """Convert a GGUF file into a folder unless that exists, and say so; of several processes one does."""
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(lock_of(folder), f"converting {folder}"):
+        if folder.is_dir():
+            return
+        partial = partial_of(folder)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        convert(file, partial)
+        partial.replace(folder)
+    log.info(f"model: made {folder} from {source}")
+
+
+@cache
+def model_fingerprint(name: str) -> str:
+    """Return the hashes of a model's weights, configuration, tokenizer and template of chats; its name if it is no folder."""
+    return folder_hash(name, "*.safetensors", "config.json", "chat_template*", *TOKENIZER_FILES)
+
+
+def folder_hash(name: str, *patterns: str) -> str:
+    """Return the hashes of the files in a folder that match; the name itself if there are none."""
+    files = [file for pattern in patterns for file in sorted(Path(name).expanduser().glob(pattern))]
+    return " ".join(map(content_hash, files)) or name
+
+
+def build_answerer(config: DictConfig, model: Any) -> Answerer:
+    """Wrap a loaded model so that it reads long prompts with the configured memories, then answers."""
+    settings = config.model
+    model.to(device_of(config))
+    if model.config.is_encoder_decoder:
+        if settings.prefill != "chunked":
+            raise UserError(f"model.prefill={settings.prefill} is for decoders: set chunked for an encoder-decoder")
+        if settings.per_head:
+            raise UserError(
+                "model.per_head=true is for decoders: heads of an encoder-decoder share the bias of their positions"
+            )
+        encoder = T5Encoder(model)
+        return EncoderDecoderAnswerer(encoder, reading_config(config, encoder), settings.outputs)
+    decoder = RopeDecoder(model, settings.position, settings.factor, settings.cached_keys)
+    return DecoderAnswerer(decoder, reading_config(config, decoder))
+
+
+def reading_config(config: DictConfig, family: Any) -> ReadingConfig:
+    """Return how a model reads long prompts: an Attendre memory for each layer (sizes may differ) and the chunk length."""
+    settings, count = config.model, len(family.layers)
+    sizes, query_sizes, top_k = (
+        per_layer(plain(settings[name]), count, name) for name in ("memory_size", "query_size", "top_k")
+    )
+    if any(query_size is not None and query_size >= size for size, query_size in zip(sizes, query_sizes, strict=True)):
+        log.warning(f"query_size={settings.query_size} is not below memory_size: queries attend to later keys only")
+    causal = family.causal if settings.causal is None else settings.causal
+    memories = [
+        Attendre(
+            BoundedMemory(size, instantiate(config.eviction, _convert_="all")),
+            query_size if query_size is not None else 0 if causal else size // 2,
+            k,
+            causal,
+            window,
+            settings.search,
+        )
+        for size, query_size, k, window in zip(sizes, query_sizes, top_k, family.windows, strict=True)
+    ]
+    return ReadingConfig(memories, settings.chunk, settings.end, settings.prefill, settings.per_head)
+
+
+def vocabulary_source(config: DictConfig) -> VocabularySource:
+    """Return the vocabulary of the model's tokenizer, in which all text is read; UserError if no model is named."""
+    if config.model.name is None:
+        raise UserError("model=pretrained as a language model needs the name of a model: add model.name=DIR_OR_NAME")
+    pieces = PieceTokenizer(config.model.name)
+    vocabulary = Vocabulary(pieces.symbols, [0] * len(pieces.symbols), pieces.start, pieces.unknown)
+    name = f"{vocabulary.fingerprint} {folder_hash(config.model.name, *TOKENIZER_FILES)} special=text"  # see encode_text
+    return VocabularySource(name, lambda: vocabulary, pieces)

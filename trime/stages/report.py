@@ -1,0 +1,208 @@
+"""report: write results.json, table, pictures and page of a run."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+
+from trime.common.io import copy_file, plain, write_atomically, write_json
+from trime.lab.provenance import provenance
+from trime.report import tables
+from trime.report.answers import AnswerSample, answers_table, kept_panel
+from trime.report.canvas import Panel, save_panels
+from trime.report.comparison import replay_picture
+from trime.report.figures import configured_figures
+from trime.report.page import Page, Section, commands_section, picture_sections, sample_sections, write_page
+from trime.report.passages import Sample, save_passages
+from trime.report.results import write_results
+from trime.report.run_result import AnsweringRun, AnswerRow, RunResult, ScoredRun
+from trime.report.tables import Replay, Table
+from trime.stages.analysis.per_token import FILE
+from trime.stages.collect import collect_results, keep_provenance, made_from
+from trime.stages.evaluate import policy_name
+from trime.stages.graph import Plan
+from trime.stages.samples.answer_samples import AnswerSamples
+from trime.stages.samples.drawing import OutOfTimeError
+from trime.stages.samples.text_samples import Samples, samples_of
+from trime.stages.samples.translation_samples import TranslationSamples
+from trime.stages.translation.graph import TranslationPlan
+
+log = logging.getLogger(__name__)
+
+BASELINE_NOTE = (
+    "The row vocabulary is this model without its memories, not a baseline: a model trained plainly does better without them. "
+    "report.baseline=vanilla trains that one too, at the same budget, and compares."
+)
+
+
+class RunReport(NamedTuple):
+    """The report of a run: its results, the samples on its page, and the file of each figure by the figure's name."""
+
+    results: ScoredRun
+    samples: list[Sample]
+    figures: dict[str, Path]
+
+
+def report_run(plan: Plan) -> RunReport:
+    """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, and print the table and the paths."""
+    config, folder = plan.config, plan.run_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    sampled = samples_of(plan)
+    run = keep_provenance(folder / "results.json", collect_results(plan, [sampled] if sampled else []))
+    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_results(folder / "results.json", run)
+    if config.logger.history:
+        copy_file(plan.model.path() / "metrics.csv", folder / "metrics.csv")
+    if plan.per_token:
+        copy_file(plan.per_token.path() / FILE, folder / FILE)
+    sections = result_sections(run, folder, compared=bool(config.report.baseline))
+    samples = drawn_samples(sampled) if sampled else []
+    drawn: dict[str, Path] = {FILE.partition(".")[0]: folder / FILE} if plan.per_token else {}
+    headline = f"{run.name} on {run.title}, seed {run.seed}"
+    figures = configured_figures(config.report.figures)
+    pictures: dict[str, Path] = {}
+    for name, figure in figures.items():
+        if panels := figure.panels(run, folder / "metrics.csv"):
+            pictures[name] = save_panels(panels, folder / f"{name}.png", headline, figure.height(run))
+            sections += picture_sections(figure.title, panels, figure.note)
+    if samples and figures:
+        pictures["passages"] = save_passages(samples, headline, folder / "passages.png")
+    translations = translations_section(plan, run) if isinstance(plan, TranslationPlan) else []
+    sections += [*translations, *sample_sections(samples, "Translations" if translations else "Test text, scored")]
+    files = ["results.json", "config.yaml", "table.csv", "metrics.csv", FILE, "log.txt"]
+    page = write_page(Page(run.name, run_facts(run), [*sections, commands_section([run])], files), folder / "page.html")
+    for name, path in (drawn | pictures | {"page": page}).items():
+        print(f"{name}: {path}")
+    return RunReport(run, samples, pictures)
+
+
+def result_sections(run: ScoredRun, folder: Path, compared: bool) -> list[Section]:
+    """Write and print the tables of a run; return the sections of its rows and its memories.
+
+    ``compared``: whether its baseline is run as well.
+    """
+    table, has_memories = tables.run_table(run), len(run.metrics["test"]) > 1
+    footnotes = tables.applicable(
+        {
+            BASELINE_NOTE: bool(run.trained_with_memory) and has_memories and not compared,
+            tables.FITTED_NOTE: run.is_fitted,
+            tables.EDGE_NOTE: any(row.at_grid_edge for row in run.metrics["valid"]),
+        }
+    )
+    text = "\n".join([tables.markdown(*table), *(f"{note}\n" for note in [*tables.text_notes(run), *footnotes])])
+    write_atomically(folder / "table.md", text)
+    write_atomically(folder / "table.csv", tables.to_csv(*table))
+    note = "The last row is the experiment's own. Temperatures, weights and sizes were tuned on dev; test was scored once."
+    sections = [
+        Section("Results", " ".join([note, *tables.text_notes(run)]), [table], footnotes=footnotes, emphasise_last=True)
+    ]
+    further = {}
+    if run.subsets:
+        title, memories = tables.memories_table(run, run.subsets)
+        further["memories.md"] = f"{title}:\n\n{tables.markdown(*memories)}\n{tables.MEMORIES_NOTE}\n"
+        sections.append(Section(title, tables.MEMORIES_NOTE, [memories]))
+    if run.analysis:
+        further["analysis.md"] = tables.analysis_text(run)
+    for name, content in further.items():
+        write_atomically(folder / name, content)
+        print(f"\n{content}")
+    print(f"\n{run.name}, seed {run.seed}, on {tables.text_facts(run)}\n\n{text}")
+    print(f"results: {folder / 'results.json'}", flush=True)
+    return sections
+
+
+def drawn_samples(sampled: Samples | TranslationSamples) -> list[Sample]:
+    """Draw the samples of a run's page, which may take longer than its results; return those that were drawn in time."""
+    try:
+        sampled.make()
+    except OutOfTimeError as stopped:
+        log.info(f"report: {stopped}")
+        return [Sample(**sample) for sample in stopped.samples]
+    return [Sample(**sample) for sample in sampled.summary()]
+
+
+def translations_section(plan: TranslationPlan, run: ScoredRun) -> list[Section]:
+    """Return a section of test sentences with their translations as a list, which is empty if none are to be shown."""
+    count, rows = plan.config.report.samples.passages, [row.memories for row in run.metrics["test"]]
+    examples = plan.evaluate.translations.examples(count) if count else []
+    shown = [Table(["", "text"], [*map(list, zip(["source", "reference", *rows], texts, strict=True))]) for texts in examples]
+    note = "Sentences spread over test: the source, its reference, and the translation by each row of the table."
+    return [Section("Translations", note, shown)] if shown else []
+
+
+def run_facts(run: ScoredRun) -> list[str]:
+    """Return facts on a run that its page begins with: text, size, training, machine and code."""
+    return [
+        tables.text_facts(run),
+        f"seed {run.seed}",
+        *([f"{run.parameters:,} parameters"] if run.parameters else []),
+        *([f"{run.train.updates:,} updates"] if run.train.updates else []),
+        *([] if run.is_trained else ["not trained"]),
+        f"{run.hardware['gpu'] or run.hardware['cpu']}, {run.hardware['cores']} cores",
+        commit_fact(run),
+    ]
+
+
+def commit_fact(run: RunResult) -> str:
+    """Return the commit of a run's code as pages name it."""
+    return f"commit {(run.commit or 'unknown')[:12]}"
+
+
+def report_replay(plan: Plan) -> None:
+    """Write and print the table and the picture of what every eviction policy retains."""
+    folder, replay = plan.run_folder, Replay(**plan.replay.summary())
+    folder.mkdir(parents=True, exist_ok=True)
+    text = tables.replay_text(replay)
+    write_json(folder / "replay.json", replay.to_json())
+    write_atomically(folder / "replay.md", text)
+    print(f"\n{text}\nreplay: {replay_picture(replay, folder / 'replay.png')}")
+
+
+def report_answers(plan: Plan) -> Path:
+    """Write results.json, table, picture and page of an answering run, and print its table; return the run's folder."""
+    config, folder = plan.config, plan.answers_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    run = collect_answers(plan)
+    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_results(folder / "results.json", run)
+    table = answers_table([run])
+    write_atomically(folder / "table.csv", tables.to_csv(*table))
+    print(f"\n{config.name}, seed {config.seed}:\n\n{tables.markdown(*table)}\nresults: {folder / 'results.json'}")
+    sampled = AnswerSamples(plan)
+    sampled.make()
+    samples = [AnswerSample(**sample) for sample in sampled.summary()]
+    panels: list[Panel] = [partial(kept_panel, sample=sample) for sample in samples]
+    if configured_figures(config.report.figures):
+        print(f"kept: {save_panels(panels, folder / 'kept.png', config.name)}")
+    note = "In brackets Wilson's 95 % intervals over questions. M and N are entries and waiting queries of each layer's memory."
+    sections = [Section("Results", note, [table])]
+    for panel, sample in zip(panels, samples, strict=True):
+        sections += picture_sections(f"A question that was {sample.judgement}", [panel], sample.note)
+    facts = [f"seed {run.seed}", f"split {config.answering.split}", commit_fact(run)]
+    page = Page(run.name, facts, [*sections, commands_section([run])], ["results.json", "config.yaml", "table.csv"])
+    print(f"page: {write_page(page, folder / 'page.html')}")
+    return folder
+
+
+def collect_answers(plan: Plan) -> AnsweringRun:
+    """Return the results of a model that answered questions."""
+    config = plan.config
+    settings: dict[str, Any] = plan.answer.reading() | {
+        "eviction": policy_name(plain(config.eviction)),
+        "max_prompt_tokens": config.answering.max_prompt_tokens,
+    }
+    names = ("split", "counts", "order", "chat_template", "examples")
+    return AnsweringRun(
+        **provenance(config),
+        questions=plain(config.questions),
+        questions_text=plan.answer.files[0],
+        answering={name: plain(config.answering[name]) for name in names},
+        model=config.model.name or str(plan.small_model.path()),  # type: ignore[union-attr]
+        small_model=plan.small_model.recipe() if plan.small_model else None,
+        metrics={config.answering.split: [AnswerRow(**(plan.answer.summary() | settings))]},
+        made_from=made_from(plan, "train_small", "answer"),
+    )

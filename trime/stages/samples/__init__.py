@@ -1,0 +1,1 @@
+"""Samples of text, translations and answers, shown with the memories behind them."""

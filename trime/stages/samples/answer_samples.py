@@ -1,0 +1,83 @@
+"""samples: what the memories of a model kept of some contexts, and where in them an accepted answer stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from trime.common.io import read_json_lines, write_json
+from trime.data.questions.base import Example
+from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.stages.graph import Plan
+
+EXCERPT = 200  # characters around the last place of an answer
+
+
+class AnswerSamples(ConfiguredArtefact):
+    """``answer_samples.json``: the first correctly and the first incorrectly answered question, read once more."""
+
+    kind, stage, depends_on = "answer_samples", "answer", ("answering.counts",)
+    summary_file = "answer_samples.json"
+
+    def __init__(self, plan: Plan):
+        super().__init__(plan.config)
+        self.plan = plan
+
+    def needs(self) -> list[Artefact]:
+        return [self.plan.answer]
+
+    def build(self, folder: Path) -> None:
+        answers = read_json_lines(self.plan.answer.path() / "answers.jsonl")
+        counts = {"exact_match": "right", "contained": "contained"}[self.config.answering.counts]
+        chosen = {answer[counts]: number for number, answer in reversed([*enumerate(answers)])}
+        examples = self.plan.answer.examples()
+        tokenizer, answerer = self.plan.answer.model()
+        make_prompt, samples = self.plan.answer.prompts(tokenizer), []
+        for right in sorted(chosen, reverse=True):
+            example, answer = examples[chosen[right]], answers[chosen[right]]
+            made = make_prompt(example)
+            session = answerer.start([made.shared], questions=[made.rest]).ask([made.rest])
+            texts = [tokenizer.decode([token]) for token in made.tokens]
+            samples.append(
+                {
+                    "name": example.name,
+                    "question": example.question,
+                    "answers": [*example.answers],
+                    "answer": answer["answer"],
+                    "right": right,
+                    "kept": kept_shares(session.kept, len(texts)),
+                    "answer_at": answer_places(texts, example.answers),
+                    "excerpt": excerpt(example),
+                }
+            )
+        write_json(folder / "answer_samples.json", samples, ensure_ascii=False)
+
+
+def kept_shares(kept: list[torch.Tensor], length: int) -> list[float]:
+    """Return for each position of the only prompt the share of layers whose memory holds it."""
+    counts = torch.zeros(length)
+    for positions in kept:
+        held = positions[0][positions[0] >= 0].cpu()
+        counts[held[held < length].unique()] += 1
+    return [round(share, 4) for share in (counts / max(len(kept), 1)).tolist()]
+
+
+def answer_places(texts: list[str], answers: tuple[str, ...]) -> list[int]:
+    """Return the positions of the tokens with which an accepted answer begins, in any case and spacing of its letters."""
+    owners = [position for position, text in enumerate(texts) for letter in text if not letter.isspace()]
+    letters = "".join(letter.lower()[:1] for text in texts for letter in text if not letter.isspace())
+    wanted = {"".join(answer.lower().split()) for answer in answers} - {""}
+    places = {owners[found.start()] for answer in wanted for found in re.finditer(re.escape(answer), letters)}
+    return sorted(places)
+
+
+def excerpt(example: Example) -> str:
+    """Return the context around the last place of an accepted answer, or its end if no answer stands in it."""
+    lowered = example.context.lower()
+    place = max((lowered.rfind(answer.lower()) for answer in example.answers if answer), default=-1)
+    middle = place if place >= 0 else len(lowered)
+    begin, end = max(0, middle - EXCERPT // 2), middle + EXCERPT // 2
+    shown = " ".join(example.context[begin:end].split())
+    return ("… " if begin else "") + shown + (" …" if end < len(lowered) else "")

@@ -1,0 +1,246 @@
+"""Writers that continue a prompt: an experiment's last row, or a pretrained model with memories in its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from omegaconf import DictConfig
+
+from trime.common.io import plain
+from trime.data.datasets.base import lines_of
+from trime.data.tokenizers import EOS, Tokenizer
+from trime.data.vocabulary import Vocabulary
+from trime.decoding.generation import (
+    AttributedToken,
+    Continuation,
+    TextScorer,
+    TokenSampler,
+    WindowLengths,
+    agreeing_entries,
+    top_attention,
+    top_entries,
+)
+from trime.errors import UserError
+from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
+from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
+from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.rows import rows_of
+from trime.stages.evaluate import policy_name
+from trime.stages.graph import Plan
+from trime.stages.model_io import open_network
+from trime.stages.pretrained import build_answerer, is_pretrained
+from trime.stages.samples.stored_text import CONTEXT, StoredText
+from trime.training.processes import device_of
+
+
+class GeneratedToken(NamedTuple):
+    """A token with its probability, the parts of that by source, and the entries that contributed most.
+
+    ``agreeing`` is the number of each memory's entries that hold the token, and of all its entries.
+    """
+
+    text: str
+    probability: float
+    parts: dict[str, float]
+    entries: list[dict[str, Any]]
+    agreeing: dict[str, tuple[int, int]] | None = None
+
+
+@runtime_checkable
+class PromptWriter(Protocol):
+    """A model that continues a prompt."""
+
+    label: str  # of model and memories, for the reader
+    folder: Path  # where generated text is kept
+    written: list[int]  # tokens so far
+
+    def read(self, prompt: str) -> list[int]:
+        """Read a prompt; return its tokens."""
+
+    def write(self) -> Iterator[GeneratedToken]:
+        """Yield generated tokens."""
+
+    def text(self, tokens: list[int]) -> str:
+        """Return tokens as text."""
+
+
+def open_writer(plan: Plan) -> PromptWriter:
+    """Return a writer with the experiment's last row, or with a pretrained model that has memories in its layers."""
+    if not is_pretrained(plan.config):
+        return Writer(plan)
+    source = str(plan.small_model.path()) if plan.small_model else plan.config.model.name
+    trained = plan.config.checkpoint or (not plan.small_model and plan.fit.folder.is_dir())
+    if is_encoder_decoder(source) or not (trained or last_row_memories(plan)):
+        return LongWriter(plan, source)
+    return Writer(plan)
+
+
+def locate_in_text(writer: PromptWriter, tokens: list[int], position: int) -> tuple[str, str]:
+    """Return the text and the place of an entry from the text that is being written."""
+    return writer.text(tokens[max(0, position - CONTEXT) : position + 1]), f"token {position:,} of this text"
+
+
+def describe_entry(memory: str, share: float, text: str, place: str) -> dict[str, Any]:
+    """Return an entry as reports show it."""
+    return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": place}
+
+
+def describe_step(
+    step: AttributedToken, count: int, text: Callable[[list[int]], str], locate: Callable[[str, int], tuple[str, str]]
+) -> GeneratedToken:
+    """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind.
+
+    ``text`` returns tokens as text, ``locate`` text and place of a memory's entry, given its number.
+    """
+    parts = {name: float(part[step.token]) for name, part in step.attribution.parts.items()}
+    top = [*top_entries(step, count), *top_attention(step, count)] if count else []
+    entries = [describe_entry(memory, share, *locate(memory, number)) for memory, share, number in top]
+    probability = float(step.attribution.probability[step.token])
+    return GeneratedToken(text([step.token]), probability, parts, entries, agreeing_entries(step) if count else None)
+
+
+def last_row_memories(plan: Plan) -> set[str]:
+    """Return the names of the memories of the experiment's last row."""
+    return rows_of(plan.config)[-1].memories
+
+
+class LongWriter:
+    """A writer with a pretrained model whose layers have memories (Attendre); entries are those with most attention."""
+
+    def __init__(self, plan: Plan, source: str):
+        self.config, self.tokenizer = plan.config, load_tokenizer(source)
+        if not plain(self.config.model.memory_size):
+            raise UserError("model.memory_size=0: reading a prompt with memories needs room for entries; set it larger")
+        if self.config.model.prefill == "guided":
+            raise UserError(
+                "model.prefill=guided needs a question about a text: set model.prefill=chunked or whole to generate"
+            )
+        model = load_pretrained(source, self.config.model.dtype)
+        self.answerer = build_answerer(plan.config, model)
+        self.prompt: list[int] = []
+        self.written: list[int] = []
+        policy, size = policy_name(plain(self.config.eviction)), self.config.model.memory_size
+        self.label = f"{type(model).__name__}, {policy}, {size} entries per layer"
+        self.folder = Path(self.config.paths.outputs).expanduser() / "runs" / self.config.name
+
+    def read(self, prompt: str) -> list[int]:
+        """Read a whole prompt through the memories; return its tokens."""
+        self.prompt = encode_prompt(self.tokenizer, prompt)
+        self.steps = self.answerer.read([self.prompt], self.config.explain)
+        return self.prompt
+
+    def write(self) -> Iterator[GeneratedToken]:
+        """Yield generated tokens until the model ends the text or ``generate.max_new_tokens`` are written."""
+        settings, generator = self.config.generate, torch.Generator().manual_seed(self.config.seed)
+        sampler = TokenSampler(settings.temperature, settings.top_p)
+        while len(self.written) < settings.max_new_tokens and self.tokenizer.eos_token_id not in self.written:
+            written = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
+            probability = self.steps.next_logits(written)[0].double().softmax(0)
+            token = sampler(probability[: len(self.tokenizer)], generator)
+            share = float(probability[token])
+            entries = self.entries(settings.entries) if self.config.explain else []
+            self.written.append(token)
+            yield GeneratedToken(self.text([token]), share, {"vocabulary": share}, entries)
+
+    def entries(self, count: int) -> list[dict[str, Any]]:
+        """Return the positions that got most attention."""
+        tokens = [*self.prompt, *self.written]
+        top = self.steps.attention_trace().top(count)
+        return [describe_entry("attention", share, *locate_in_text(self, tokens, position)) for share, position in top]
+
+    def text(self, tokens: list[int]) -> str:
+        """Return tokens as text."""
+        return self.tokenizer.decode(tokens)
+
+
+class Writer:
+    """A writer with an experiment's model, and its last row's memories and tuned settings."""
+
+    def __init__(self, plan: Plan):
+        self.plan, config = plan, plan.config
+        self.folder = plan.run_folder
+        self.vocabulary: Vocabulary = plan.corpus.corpus().vocabulary
+        self.tokenizer: Tokenizer = plan.corpus.dataset.tokenizer
+        self.row = tuned_last_row(plan)
+        self.label = self.row.label
+        network, described = open_network(plan.model.path(), config)
+        if described["vocabulary_fingerprint"] != self.vocabulary.fingerprint:
+            raise UserError(
+                "the model was trained with another vocabulary than the dataset's: name the dataset it was trained on"
+            )
+        device = device_of(config)
+        prompt = {"text": None, "bounded": True, "split": "prompt"}
+        memories = plan.memories.open_all(prompt, list(self.row.sizes), self.row.memories)
+        evaluate = config.evaluate
+        windows = WindowLengths(evaluate.block, 0 if network.is_stateful else evaluate.context)
+        eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
+        self.sources = {name: StoredText(plan.memories.stored[name]) for name in memories if name in plan.memories.stored}
+        size = len(self.vocabulary)
+        self.continuation = Continuation(network.to(device), self.row, memories, windows, eos, size, scaled)
+        self.scorer = TextScorer(network, self.row, memories, windows, eos, scaled)
+        self.settings = config.generate
+        self.written: list[int] = []
+
+    def restart(self, settings: DictConfig) -> None:
+        """Forget the text that was read and written; the next one is written with these settings of ``generate``."""
+        self.continuation.restart()
+        self.settings, self.written = settings, []
+
+    def read(self, prompt: str) -> list[int]:
+        """Read a prompt; return its tokens."""
+        ids = self.token_ids(prompt)
+        self.continuation.read(ids)
+        return ids
+
+    def score(self, ids: list[int]) -> list[GeneratedToken]:
+        """Return the tokens of a whole text with their probability and its parts by memory; nothing that was read counts."""
+        scored: list[GeneratedToken] = []
+        for log_probability, parts in self.scorer.score(ids):
+            columns = {name: part.tolist() for name, part in parts.items()}
+            for number, value in enumerate(log_probability.double().exp().tolist()):
+                shares = {name: column[number] for name, column in columns.items()}
+                scored.append(GeneratedToken(self.text([ids[len(scored)]]), value, shares, []))
+        self.continuation.restart()
+        return scored
+
+    def token_ids(self, text: str) -> list[int]:
+        """Return the tokens of a text, without an end of line that only the tokenizer adds."""
+        symbols = [symbol for part in self.tokenizer.tokens(lines_of(text.encode())) for symbol in part]
+        if symbols[-1:] == [EOS] and not text.endswith("\n"):
+            symbols.pop()
+        return [self.vocabulary.index[symbol] for symbol in symbols]
+
+    def write(self, explain: bool = False, seed: int | None = None) -> Iterator[GeneratedToken]:
+        """Yield generated tokens, ``generate.max_new_tokens`` of them; ``<unk>`` is none; ``explain``: with entries."""
+        config, settings = self.plan.config, self.settings
+        unknown = self.vocabulary.unknown
+        excluded = (unknown,) if unknown != self.vocabulary.eos else ()  # some pretrained models have no token for it
+        sampler = TokenSampler(settings.temperature, settings.top_p, excluded)
+        for step in self.continuation.generate(settings.max_new_tokens, sampler, config.seed if seed is None else seed):
+            described = self.describe_step(step, settings.entries if explain or config.explain else 0)
+            self.written.append(step.token)
+            yield described
+
+    def describe_step(self, step: AttributedToken, count: int) -> GeneratedToken:
+        """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind."""
+        return describe_step(step, count, self.text, self.locate)
+
+    def locate(self, memory: str, number: int) -> tuple[str, str]:
+        """Return an entry's text and place; ``number`` is its position in the memory's source."""
+        source = self.sources.get(memory)
+        return source.locate(number) if source else locate_in_text(self, self.continuation.tokens, number)
+
+    def text(self, tokens: list[int]) -> str:
+        """Return tokens as text."""
+        return self.tokenizer.text([self.vocabulary.symbols[token] for token in tokens])
+
+
+def tuned_last_row(plan: Plan) -> MixtureSpec | FittedMixtureSpec:
+    """Return the experiment's last row, with the settings tuned on valid if it has memories."""
+    if last_row_memories(plan):
+        return plan.tune.rows()[-1]
+    return rows_of(plan.config)[-1]

@@ -1,0 +1,162 @@
+"""Training by Lightning: precision, progress bar, checkpoints, and resuming from the last one."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from hydra.utils import instantiate
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks import Checkpoint, ProgressBar
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from trime.common.io import plain
+from trime.common.progress import Progress
+from trime.errors import UserError
+from trime.training.callbacks.checkpoints import Checkpoints
+from trime.training.precision import resolved_precision, training_products
+
+log = logging.getLogger(__name__)
+
+
+def added_to_training(config: DictConfig) -> dict[str, Any]:
+    """Return the callbacks and arguments of Lightning's trainer that were added, which may change what is trained.
+
+    A trained artefact counts them among its settings; the result is empty where nothing was added.
+    """
+    callbacks = {name: part for name, part in plain(config.callbacks).items() if part is not None}
+    added = {"trainer": plain(config.trainer.extra), "callbacks": callbacks}
+    return {name: settings for name, settings in added.items() if settings}
+
+
+def added_callbacks(config: DictConfig) -> list[pl.Callback]:
+    """Return the callbacks of ``callbacks``; UserError if an entry is not a Lightning callback."""
+    callbacks = []
+    for name, part in added_to_training(config).get("callbacks", {}).items():
+        callback = instantiate(part, _convert_="all")
+        if not isinstance(callback, pl.Callback):
+            raise UserError(f"callbacks.{name}: {part['_target_']} is not a Lightning callback")
+        callbacks.append(callback)
+    return callbacks
+
+
+def build_trainer(
+    stage: str, folder: Path, config: DictConfig, callbacks: list[pl.Callback], arguments: dict[str, Any]
+) -> pl.Trainer:
+    """Return Lightning's trainer with ``arguments`` and all that was added; UserError where it refuses an argument.
+
+    After ``callbacks`` come those that were added, the progress bar, and last the checkpoints, which save the others' states.
+    """
+    train, added = config.train, added_to_training(config).get("trainer", {})
+    further = added_callbacks(config)
+    own_bar = config.trainer.enable_progress_bar and not any(isinstance(one, ProgressBar) for one in further)
+    saving = Checkpoints(folder / "checkpoints", train.checkpoint_every)
+    options = {
+        "max_steps": train.updates,
+        "gradient_clip_val": train.clip_norm or None,
+        "log_every_n_steps": train.log_every,
+        "accelerator": config.trainer.accelerator,
+        "precision": resolved_precision(config),
+        "num_sanity_val_steps": 0,
+        "enable_model_summary": False,
+        "enable_progress_bar": config.trainer.enable_progress_bar,
+        "enable_checkpointing": any(isinstance(one, Checkpoint) for one in further),
+        "callbacks": [*callbacks, *further, KeepTermination(), *([TrainingProgress(stage)] if own_bar else []), saving],
+        "default_root_dir": folder,
+    }
+    try:
+        return pl.Trainer(**options | arguments | instantiate(OmegaConf.create(added), _convert_="all"))
+    except (MisconfigurationException, TypeError, ValueError) as error:
+        raise UserError(f"Lightning's trainer refuses an argument: {' '.join(str(error).split())}") from error
+
+
+class KeepTermination(pl.Callback):
+    """Leaves SIGTERM to a handler that was there before: Lightning's would end a job that its launcher is about to requeue."""
+
+    def __init__(self) -> None:
+        self.handler = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if callable(self.handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.handler)
+
+
+class TrainingProgress(ProgressBar):
+    """One bar over all updates, across resumed runs and epochs."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__()
+        self.stage, self.shown = stage, True
+        self.bar: Any = None
+
+    def enable(self) -> None:
+        """Show the bar."""
+        self.shown = True
+
+    def disable(self) -> None:
+        """Hide the bar; Lightning calls this in all processes but the first."""
+        self.shown = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        total, done = trainer.max_steps, trainer.global_step
+        self.bar = Progress(total=total, initial=done, unit="update", desc=self.stage, disable=not self.shown)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+        made = trainer.global_step - self.bar.n
+        if made and self.bar.update(made):  # True if the bar was redrawn
+            self.bar.set_postfix(trainer.progress_bar_metrics)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.bar.set_description(f"{self.stage}, validating")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.bar.set_description(self.stage)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.bar.close()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def run_training(stage: str, trainer: pl.Trainer, task: pl.LightningModule, data: Any, folder: Path) -> None:
+    """Train, resuming from the last checkpoint of a killed run; KeyboardInterrupt if it is stopped by a signal.
+
+    Under a launcher that handles signals itself, to requeue its jobs, its SystemExit is passed on.
+    """
+    try:
+        with training_products(trainer.strategy.root_device, trainer.precision):
+            trainer.fit(task, data, ckpt_path=latest_checkpoint(stage, folder / "checkpoints"), weights_only=True)
+    except SystemExit as end:  # Lightning's answer to both signals; the checkpoint stays
+        if isinstance(end, SIGTERMException) or isinstance(end.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+
+
+def latest_checkpoint(stage: str, folder: Path) -> str | None:
+    """Return the path of the last checkpoint that a killed run left, if there is one."""
+    checkpoints = sorted(folder.glob("update-*.ckpt"))
+    if checkpoints:
+        log.info(f"{stage}: resuming from {checkpoints[-1].name}")
+    return str(checkpoints[-1]) if checkpoints else None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress Lightning's advertisements and hints, but not what was asked for: profiles and summaries."""
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in ("pytorch_lightning.profilers", "pytorch_lightning.callbacks.model_summary"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
