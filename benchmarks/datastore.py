@@ -26,7 +26,7 @@ from trime.common.metrics import perplexity
 from trime.lab.runner import run
 from trime.models.network import Reader
 from trime.stages.encode import Encode
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.model_io import open_network
 from trime.stages.tune import sample_queries
 from trime.training.precision import autocast
@@ -67,7 +67,7 @@ def measure(options: argparse.Namespace) -> Measured:
 def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Claim]]:
     """Return rows and claims of building the datastore, beside the model alone and the forecast."""
     config = make_config(options)
-    store = Plan(config).store_of(config)
+    store = Graph(config).store_of(config)
     assert isinstance(store, Encode)
     corpus, device = store.corpus.corpus(), device_of(store.config)
     network = open_network(store.model.path(), store.config)[0].to(device)

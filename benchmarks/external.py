@@ -27,7 +27,7 @@ from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, recall_of
 from trime.scoring.loss_sums import LossSums
 from trime.scoring.rows import rows_of
 from trime.stages.encode import read_windows
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.scoring import build_scorer
 from trime.stages.tune import sample_queries
 from trime.training.processes import device_of
@@ -84,12 +84,12 @@ class Contestant:
     """One kind of search, or none: a call scores the encoded split and returns the loss."""
 
     def __init__(self, config: DictConfig):
-        self.config, plan = config, Plan(config)
-        self.encoded, self.device = plan.valid, device_of(config)
-        self.index = next((memory.index for memory in plan.memories.datastores), None)
+        self.config, graph = config, Graph(config)
+        self.encoded, self.device = graph.valid, device_of(config)
+        self.index = next((memory.index for memory in graph.memories.datastores), None)
         if self.index:
             self.index.make()
-        self.scorer = build_scorer(config, rows_of(config), plan.memories, self.encoded)
+        self.scorer = build_scorer(config, rows_of(config), graph.memories, self.encoded)
 
     def __call__(self) -> float:
         """Return the loss, the lowest of the grid."""
@@ -123,7 +123,7 @@ def measure_size(options: argparse.Namespace, keys: str) -> list[dict[str, Any]]
     config = make_config(options, keys, "stages=[prepare,pack,fit,encode]")
     run(config)
     without = {"none": Contestant(make_config(options, keys, "evaluate.rows=[{joint: [local, long]}]"))}
-    entries = Plan(config).store_of(config).read("encode.json")["tokens"]
+    entries = Graph(config).store_of(config).read("encode.json")["tokens"]
     kinds = {
         f"{kind} {factory}, {probe} cells" if factory else kind: Contestant(
             make_config(options, keys, f"index.factory={factory or 'null'}", f"index.nprobe={probe}")

@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from benchmarks.measure import ROOT, Measured, alternately, ratio
 from trime.config.compose import compose_config
 from trime.lab.runner import run
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 EXPERIMENTS, UPDATES = ("vanilla", "trime", "trime_long", "trime_ext"), 40
 
@@ -58,22 +58,22 @@ def measure(options: argparse.Namespace) -> Measured:
     """Train each experiment in every round; the first round is not counted."""
     torch.set_num_threads(options.threads)
     numba.set_num_threads(options.threads)
-    plans = {name: Plan(make_config(options, name)) for name in EXPERIMENTS}
-    for plan in plans.values():
-        run(plan.config)
+    plans = {name: Graph(make_config(options, name)) for name in EXPERIMENTS}
+    for graph in plans.values():
+        run(graph.config)
     trainings: dict[str, list[Training]] = {name: [] for name in EXPERIMENTS}
-    alternately({name: partial(train, plan, trainings[name]) for name, plan in plans.items()}, options.rounds, warmup=1)
+    alternately({name: partial(train, graph, trainings[name]) for name, graph in plans.items()}, options.rounds, warmup=1)
     counted = {name: rounds[1:] for name, rounds in trainings.items()}
     return Measured([row(name, counted) for name in EXPERIMENTS], [])
 
 
-def train(plan: Plan, trainings: list[Training]) -> None:
+def train(graph: Graph, trainings: list[Training]) -> None:
     """Train a model from scratch and append its cost to ``trainings``."""
-    shutil.rmtree(plan.fit.folder, ignore_errors=True)
+    shutil.rmtree(graph.fit.folder, ignore_errors=True)
     start = time.process_time()
-    plan.fit.make()
+    graph.fit.make()
     seconds = time.process_time() - start
-    report = json.loads((plan.fit.folder / "train.json").read_text())
+    report = json.loads((graph.fit.folder / "train.json").read_text())
     trainings.append(Training(seconds / report["tokens"], report["tokens_per_second"]))
 
 

@@ -22,7 +22,7 @@ from trime.lab.runner import run
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.encode import read_windows
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.mixture import TuneMixture
 from trime.stages.scoring import build_scorer
 from trime.training.processes import device_of
@@ -56,12 +56,12 @@ def make_config(options: argparse.Namespace, memories: tuple[str, ...]) -> DictC
 
 def measure(options: argparse.Namespace) -> Measured:
     """Fit the mixtures, then score the same text with all rows in turns."""
-    plans = {", ".join(memories): Plan(make_config(options, memories)) for memories in MEMORIES}
+    plans = {", ".join(memories): Graph(make_config(options, memories)) for memories in MEMORIES}
     contestants = {}
-    for memories, plan in plans.items():
-        run(plan.config)
-        for row in plan.tune.rows():
-            contestants[memories, row.mixture] = partial(score, plan, row)
+    for memories, graph in plans.items():
+        run(graph.config)
+        for row in graph.tune.rows():
+            contestants[memories, row.mixture] = partial(score, graph, row)
     results = alternately(contestants, options.rounds, warmup=1)
     encoded = next(iter(plans.values())).valid.summary()
     seconds = {key: [encoded["seconds"] + scoring for scoring in results[key]["rounds"]] for key in contestants}
@@ -89,14 +89,14 @@ def measure(options: argparse.Namespace) -> Measured:
     return Measured(lines, claims)
 
 
-def fit_of(plan: Plan) -> dict[str, Any]:
-    """Return the record of a plan's fitted mixture."""
-    assert isinstance(plan.tune, TuneMixture)
-    return plan.tune.summary()
+def fit_of(graph: Graph) -> dict[str, Any]:
+    """Return the record of a graph's fitted mixture."""
+    assert isinstance(graph.tune, TuneMixture)
+    return graph.tune.summary()
 
 
-def score(plan: Plan, row: MixtureSpec | FittedMixtureSpec) -> None:
+def score(graph: Graph, row: MixtureSpec | FittedMixtureSpec) -> None:
     """Score the encoded text once with a row."""
-    scorer = build_scorer(plan.config, [row], plan.memories, plan.valid)
-    for _ in scorer.score_rows(read_windows(plan.valid.path(), device_of(plan.config))):
+    scorer = build_scorer(graph.config, [row], graph.memories, graph.valid)
+    for _ in scorer.score_rows(read_windows(graph.valid.path(), device_of(graph.config))):
         pass

@@ -22,10 +22,10 @@ from trime.config.compose import compose_config
 from trime.data.questions.base import Example, contains_answer
 from trime.models.pretrained.answering import Answerer, DecoderSession, greedy
 from trime.models.pretrained.tokenizer import load_tokenizer
-from trime.stages.graph import Plan
-from trime.stages.long_context.prompts import Prompt
-from trime.stages.long_context.train_small import batched
+from trime.stages.graph import Graph
 from trime.stages.pretrained import ensure_model_folder
+from trime.stages.questions.prompts import Prompt
+from trime.stages.questions.train_small import batched
 from trime.stages.samples.answer_samples import answer_places
 
 POLICIES = ("sink", "lfa", "tova", "snapkv", "lra_sum", "lra_last", "lru", "fifo", "h2o", "lra_max", "key_norm")
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="where the model is, or is converted to")
 
 
-def plan_of(options: argparse.Namespace, policy: str, size: int, top_k: int | None) -> Plan:
-    """Return the plan of answering with a policy."""
+def graph_of(options: argparse.Namespace, policy: str, size: int, top_k: int | None) -> Graph:
+    """Return the graph of answering with a policy."""
     config = compose_config(
         *("table=passkey", f"questions.words={options.words}", f"questions.background={options.background.absolute()}"),
         *(f"questions.count={options.questions}", f"model.memory_size={size}", f"eviction={policy}", "logger=none"),
@@ -61,13 +61,13 @@ def plan_of(options: argparse.Namespace, policy: str, size: int, top_k: int | No
         *([] if top_k is None else [f"model.top_k={top_k}"]),
     )
     ensure_model_folder(config)
-    return Plan(config)
+    return Graph(config)
 
 
 @torch.no_grad()
 def measure(options: argparse.Namespace) -> Measured:
     """Read every question with everything kept, and with each policy."""
-    plans = {policy: plan_of(options, policy, options.memory, None) for policy in options.policies}
+    plans = {policy: graph_of(options, policy, options.memory, None) for policy in options.policies}
     first = next(iter(plans.values()))
     examples = first.answer.examples()
     tokenizer = load_tokenizer(first.config.model.name)
@@ -75,11 +75,11 @@ def measure(options: argparse.Namespace) -> Measured:
     asked = [(example, make_prompt(example)) for example in examples]
     longest = max(len(made.tokens) for _, made in asked)
     batches = [*batched(asked, BATCH)]
-    whole = plan_of(options, "fifo", longest + 1, longest + 1)
+    whole = graph_of(options, "fifo", longest + 1, longest + 1)
     with Progress(total=len(asked) * (1 + len(plans)), unit="question", desc="retained") as bar:
         _, answerer = whole.answer.model()
         reference = [part for batch in batches for part in attention_of(answerer, batch, bar)]
-        found = {policy: kept_by(plan, batches, reference, bar) for policy, plan in plans.items()}
+        found = {policy: kept_by(graph, batches, reference, bar) for policy, graph in plans.items()}
     rows: list[dict[str, Any]] = [
         {
             "policy": policy,
@@ -125,15 +125,15 @@ def filled(position: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def kept_by(
-    plan: Plan, batches: list[list[tuple[Example, Prompt]]], reference: list[list[torch.Tensor]], bar: Any
+    graph: Graph, batches: list[list[tuple[Example, Prompt]]], reference: list[list[torch.Tensor]], bar: Any
 ) -> list[Kept]:
     """Return what a policy kept of each prompt."""
     kept: list[Kept] = []
-    tokenizer, answerer = plan.answer.model()
+    tokenizer, answerer = graph.answer.model()
     for batch in batches:
         session = session_of(answerer, batch, False)
         held = [[layer[row][layer[row] >= 0].cpu() for layer in session.kept] for row in range(len(batch))]
-        answers = greedy(session, tokenizer.eos_token_id, plan.config.answering.max_new_tokens)
+        answers = greedy(session, tokenizer.eos_token_id, graph.config.answering.max_new_tokens)
         for (example, made), layers, answer in zip(batch, held, answers, strict=True):
             attention = reference[len(kept)]
             number = torch.tensor(number_places(tokenizer, example, made), dtype=torch.long)

@@ -36,8 +36,8 @@ from trime.lab.artefact import Artefact
 from trime.lab.manifest import build_seconds
 from trime.memory.retrieval.index import AUTO, cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ivf import SAMPLE, STEPS, nearest_centroid
-from trime.stages.graph import Plan
-from trime.stages.graphs import build_plan
+from trime.stages.graph import Graph
+from trime.stages.graphs import build_graph
 
 STAGES = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate")
 GROWING = ("encode", "datastore", "tune", "evaluate")  # with the datastore
@@ -59,7 +59,7 @@ def measure(options: argparse.Namespace) -> Measured:
     """Run the probes, and forecast the costs of the sizes that are asked for."""
     probes, sizes, checks = (sizes_of(words) for words in (options.probes, options.tokens, options.check))
     config = compose_config(*options.overrides)
-    if not build_plan(config).memories.datastores:
+    if not build_graph(config).memories.datastores:
         raise UserError("this experiment has no datastore: choose one with an external memory, as trime_ext")
     runs = [made(small_run(config, entries, sizes[-1], options.updates)) for entries in probes]
     kinds = [by_kind(run) for run in runs]
@@ -95,8 +95,8 @@ def sizes_of(words: list[str]) -> list[int]:
     return sorted(parse_token_count(word) or 0 for word in words)
 
 
-def small_run(config: DictConfig, entries: int, planned: int, updates: int) -> Plan:
-    """Return the plan of the experiment with a datastore of ``entries``, and the kind of index that ``planned`` entries get."""
+def small_run(config: DictConfig, entries: int, planned: int, updates: int) -> Graph:
+    """Return the graph of the experiment with a datastore of ``entries``, and the kind of index that that many get."""
     changes: dict[str, Any] = {
         "paths": {"outputs": str(Path(config.paths.outputs) / "sizing")},
         "datastore": {"tokens": entries},
@@ -106,12 +106,12 @@ def small_run(config: DictConfig, entries: int, planned: int, updates: int) -> P
         kind = choose_factory(planned, int(config.model.width), 1)
         changes["index"] = {"factory": kind and kind.rstrip("0123456789")}  # as Cells of a number that suits the size
     small: DictConfig = OmegaConf.merge(config, changes)  # type: ignore[assignment]
-    return build_plan(small)
+    return build_graph(small)
 
 
-def made(plan: Plan) -> list[tuple[str, Artefact]]:
+def made(graph: Graph) -> list[tuple[str, Artefact]]:
     """Make all artefacts of a small run, each with its stage; what an interrupted run began is timed from the start."""
-    found = [(stage, artefact) for stage in STAGES for artefact in plan.made_by(stage)]
+    found = [(stage, artefact) for stage in STAGES for artefact in graph.made_by(stage)]
     for _, artefact in found:
         shutil.rmtree(partial_of(artefact.folder), ignore_errors=True)
         artefact.make()

@@ -22,7 +22,7 @@ from tests.helpers.pretrained import save_model
 from trime.common.io import write_tensors
 from trime.errors import UserError
 from trime.lab.runner import run
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 NOT_NEEDED = ("hydra", "omegaconf", "pytorch_lightning", "wandb", "matplotlib", "transformers", "faiss")
 
@@ -216,11 +216,11 @@ def test_a_finished_run_scores_and_explains_text(
     """Probabilities of a document are those of evaluation."""
     config = tiny("experiment=trime_ext", "evaluate.per_token=true", "evaluate.sample=starts", f"paths.outputs={tmp_path}")
     run(config)
-    plan = Plan(config)
-    model = trime.load(plan.run_folder)
-    lines = [json.loads(line) for line in (plan.run_folder / "tokens.jsonl").open()]
+    graph = Graph(config)
+    model = trime.load(graph.run_folder)
+    lines = [json.loads(line) for line in (graph.run_folder / "tokens.jsonl").open()]
     name = lines[0]["document"]
-    corpus = plan.evaluated_corpus.corpus()
+    corpus = graph.evaluated_corpus.corpus()
     text, number = corpus.split("test"), corpus.names("test").index(name)
     ids = text.tokens[text.offsets[number] : text.offsets[number] + 60].tolist()
     writer = model.start()
@@ -248,7 +248,7 @@ def test_a_finished_run_scores_and_explains_text(
     with pytest.raises(UserError, match="another text was begun"):
         next(writing)
     assert len(model.explain("import os", 3, entries=1, temperature=0)[0].entries) >= 1
-    shown = example("loaded_run", str(plan.run_folder))
+    shown = example("loaded_run", str(graph.run_folder))
     assert "vocabulary" in shown and " from " in shown
     shutil.copytree(tmp_path, tmp_path / "home" / "o", ignore=shutil.ignore_patterns("home"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -15,49 +15,31 @@ from tests.conftest import ROOT
 # What each room may import beside itself and what stands in it; the longest name that fits a module decides.
 BELOW = {
     "errors": "",
-    "types": "",
-    "checks": "errors",
-    "metrics": "",
-    "choices": "",
-    "quantities": "",
-    "progress": "",
-    "config": "errors choices quantities",
-    "io": "errors types",
-    "urls": "errors io",
-    "kernels": "types",
-    "eviction": "errors checks types kernels",
-    "optim": "errors",
-    "mixtures": "errors checks types",
-    "data": "errors checks types io progress kernels quantities",
-    "data.batching": "errors data.segments",
-    "data.datasets": "errors types io urls progress data.segments data.tokenizers",
-    "data.parallel": "errors types io data.datasets data.tokenizers data.byte_pairs data.corpus data.module data.segments",
-    "data.questions": "errors types io urls choices data.datasets data.tokenizers",
-    "memory": "errors checks types choices kernels eviction",
-    "memory.objective": "errors types kernels memory.similarity memory.visibility",
-    "memory.retrieval": ("errors checks types choices io kernels memory.similarity memory.objective.blockwise_cpu"),
-    "models": "errors types io kernels eviction memory",
-    "models.layers": "errors types kernels memory.objective",
-    "models.backbones": "errors types kernels eviction memory models.layers",
-    "models.pretrained": "errors types choices eviction memory models.layers models.attendre",
-    "evaluation": "errors checks types metrics data memory mixtures models",
-    "tasks": "errors checks types io metrics quantities memory mixtures models optim",
-    "pipeline": "errors choices config types io urls progress data evaluation memory models tasks",
-    "stages": (
-        "errors config types io urls progress metrics data eviction memory models mixtures optim evaluation tasks pipeline"
-    ),
-    "plan": "errors types io urls kernels data memory pipeline stages",
-    "report": "errors types io metrics",
-    "inspection": (
-        "errors config types io urls progress metrics quantities data evaluation memory models pipeline stages plan report"
-    ),
-    "bundle": "errors checks config types io urls progress data evaluation pipeline stages plan report inspection",
+    "common": "errors",
+    "config": "errors common",
+    "report": "errors common",
+    "data": "errors common",
+    "data.datasets": "errors common data.segments data.tokenizers",
+    "data.parallel": "errors common data.datasets data.tokenizers data.byte_pairs data.corpus data.module data.segments",
+    "data.questions": "errors common data.datasets data.tokenizers",
+    "memory": "errors common",
+    "memory.slots": "errors common",
+    "memory.training": "errors common memory.similarity",
+    "memory.retrieval": "errors common memory.similarity memory.training.objective.blockwise_cpu",
+    "models": "errors common memory",
+    "models.layers": "errors common",
+    "models.backbones": "errors common memory models.layers",
+    "models.pretrained": "errors common memory models.layers",
+    "scoring": "errors common data memory",
+    "scoring.mixtures": "errors common",
+    "training": "errors common memory models scoring",
+    "decoding": "errors common data memory models scoring training",
+    "lab": "errors common config memory.retrieval report training",
+    "stages": "errors common config data decoding lab memory models report scoring training",
+    "bundle": "errors common config data decoding stages",
     "harness": "errors bundle",
-    "run": (
-        "errors choices config types io urls metrics kernels data evaluation memory models pipeline stages plan report "
-        "inspection bundle"
-    ),
 }
+FLOORS = 9  # from errors up to harness, which reads bundles
 ONLY_IN = {
     "faiss": {
         "trime/memory/retrieval/faiss_index.py",
@@ -108,6 +90,18 @@ def test_imports_point_one_way() -> None:
                 assert any(f"{name}.".startswith(f"{place}.") for place in allowed), f"{path} imports {name}"
             places = ONLY_IN.get(name.split(".")[0], {str(path.relative_to(ROOT))})
             assert str(path.relative_to(ROOT)) in places, f"{path} imports {name}"
+
+
+def test_rooms_stand_on_few_floors() -> None:
+    """A room is above every room that it imports: the longest way down has few steps."""
+    below: dict[str, set[str]] = {}
+    for name, others in BELOW.items():
+        room = name.split(".")[0]
+        below.setdefault(room, set()).update({other.split(".")[0] for other in others.split()} - {room})
+    floor: dict[str, int] = {}
+    for room in TopologicalSorter(below).static_order():
+        floor[room] = 1 + max((floor[other] for other in below[room]), default=0)
+    assert max(floor.values()) <= FLOORS
 
 
 def test_no_modules_import_each_other() -> None:

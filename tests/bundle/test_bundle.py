@@ -24,7 +24,7 @@ from trime.common.io import checksum_of
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.stages.export import BUNDLE, disclosed_memories
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 Tiny = Callable[..., DictConfig]
 EVERYTHING = ["evaluate.memories=[local,long,external,ngram,ngram_document]", "evaluate.per_token=true"]
@@ -32,7 +32,7 @@ PROMPT = "import os\n"
 
 
 @pytest.fixture(scope="module")
-def exported(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+def exported(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Path]:
     """Return a run with every memory, and its bundle, which was moved after it was written."""
     folder = tmp_path_factory.mktemp("exported")
     settings = ["experiment=trime_ext", *EVERYTHING, "evaluate.sample=documents", "evaluate.tokens=2k"]
@@ -40,22 +40,22 @@ def exported(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan
     config = tiny(*settings, "stages=[export]", f"export.path={folder}/first")
     run(config)
     (folder / "first").rename(folder / "bundle")
-    return Plan(config), folder / "bundle"
+    return Graph(config), folder / "bundle"
 
 
-def test_a_bundle_is_the_model_of_its_run(exported: tuple[Plan, Path]) -> None:
-    plan, folder = exported
-    one, other = trime.load(plan.run_folder), trime.load(folder)
+def test_a_bundle_is_the_model_of_its_run(exported: tuple[Graph, Path]) -> None:
+    graph, folder = exported
+    one, other = trime.load(graph.run_folder), trime.load(folder)
     assert one.label == other.label and one.score(PROMPT) == other.score(PROMPT)
     assert one.generate(PROMPT, 6, seed=2) == other.generate(PROMPT, 6, seed=2)
     assert one.explain(PROMPT, 3, temperature=0) == other.explain(PROMPT, 3, temperature=0)
 
 
-def test_a_bundle_needs_nothing_else(exported: tuple[Plan, Path], tmp_path: Path) -> None:
+def test_a_bundle_needs_nothing_else(exported: tuple[Graph, Path], tmp_path: Path) -> None:
     """No file of it names a place of this machine, and of the prepared text it holds only what a memory does."""
-    plan, folder = exported
+    graph, folder = exported
     shutil.copytree(folder, tmp_path / "copy")
-    places = (str(ROOT), plan.config.paths.outputs, plan.config.paths.data, str(folder.parent))
+    places = (str(ROOT), graph.config.paths.outputs, graph.config.paths.data, str(folder.parent))
     for file in (tmp_path / "copy").rglob("*"):
         content = file.read_bytes() if file.is_file() else b""
         assert not any(place.encode() in content for place in places), file
@@ -71,7 +71,7 @@ def test_the_text_of_a_model_without_memories_stays_at_home(tiny: Tiny, tmp_path
     run(tiny(*settings))
     config = tiny(*settings, "stages=[export]", f"export.path={tmp_path}/bundle")
     run(config)
-    assert disclosed_memories(Plan(config)) == [] and not [*(tmp_path / "bundle").rglob("*.bin")]
+    assert disclosed_memories(Graph(config)) == [] and not [*(tmp_path / "bundle").rglob("*.bin")]
     assert "disclose" not in (tmp_path / "bundle" / "README.md").read_text()
     assert len(trime.load(tmp_path / "bundle").score(PROMPT)[0]) == 3
 
@@ -88,26 +88,26 @@ def test_a_pretrained_model_goes_along(tiny: Tiny, tmp_path: Path, text_folder: 
     assert trime.load(tmp_path / "bundle").score("the cat sat") == with_original
 
 
-def texts_of(plan: Plan) -> dict[str, str]:
+def texts_of(graph: Graph) -> dict[str, str]:
     """Return the text of each document of test."""
-    return {found.name: b"".join(found.lines).decode() for found in plan.corpus.dataset.documents("test")}
+    return {found.name: b"".join(found.lines).decode() for found in graph.corpus.dataset.documents("test")}
 
 
-def whole_documents(plan: Plan) -> dict[str, list[dict[str, Any]]]:
+def whole_documents(graph: Graph) -> dict[str, list[dict[str, Any]]]:
     """Return the scored tokens of the documents that evaluation read whole."""
-    assert plan.per_token is not None
+    assert graph.per_token is not None
     lines: dict[str, list[dict[str, Any]]] = {}
-    for line in map(json.loads, (plan.per_token.path() / "tokens.jsonl").open()):
+    for line in map(json.loads, (graph.per_token.path() / "tokens.jsonl").open()):
         lines.setdefault(line["document"], []).append(line)
-    corpus = plan.corpus.corpus()
+    corpus = graph.corpus.corpus()
     lengths = dict(zip(corpus.names("test"), corpus.split("test").lengths.tolist(), strict=True))
     return {name: of_document for name, of_document in lines.items() if len(of_document) == lengths[name]}
 
 
-def test_texts_score_as_in_evaluation(exported: tuple[Plan, Path]) -> None:
+def test_texts_score_as_in_evaluation(exported: tuple[Graph, Path]) -> None:
     """Documents that evaluation read whole have the same probability, token by token."""
-    plan, folder = exported
-    model, texts, documents = trime.load(folder), texts_of(plan), whole_documents(plan)
+    graph, folder = exported
+    model, texts, documents = trime.load(folder), texts_of(graph), whole_documents(graph)
     assert documents
     for name, lines in documents.items():
         for token, line in zip(model.score(texts[name])[0], lines, strict=True):
@@ -115,7 +115,7 @@ def test_texts_score_as_in_evaluation(exported: tuple[Plan, Path]) -> None:
             assert sum(token.parts.values()) == pytest.approx(token.probability, rel=1e-5)
 
 
-def test_windows_score_as_token_by_token(exported: tuple[Plan, Path]) -> None:
+def test_windows_score_as_token_by_token(exported: tuple[Graph, Path]) -> None:
     model = trime.load(exported[1])
     text = min(texts_of(exported[0]).values(), key=len)[:400]
     one, other = model.score(text)[0], model.attribute(text, entries=1)
@@ -127,7 +127,7 @@ def test_windows_score_as_token_by_token(exported: tuple[Plan, Path]) -> None:
     assert model.log_likelihood_after(text[:200], text[200:])[0] == pytest.approx(total - first, rel=1e-2)
 
 
-def test_the_greedy_continuation_is_known_as_such(exported: tuple[Plan, Path]) -> None:
+def test_the_greedy_continuation_is_known_as_such(exported: tuple[Graph, Path]) -> None:
     model = trime.load(exported[1])
     greedy = model.generate(PROMPT, 4, temperature=0)
     assert model.log_likelihood_after(PROMPT, greedy)[1] and not model.log_likelihood_after(PROMPT, "zip zip zip zip")[1]
@@ -143,7 +143,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("message", CHANGES)
-def test_other_formats_and_planted_code_are_refused(message: str, exported: tuple[Plan, Path], tmp_path: Path) -> None:
+def test_other_formats_and_planted_code_are_refused(message: str, exported: tuple[Graph, Path], tmp_path: Path) -> None:
     """Although the checksum is that of the content."""
     shutil.copytree(exported[1], tmp_path / "bundle")
     file = tmp_path / "bundle" / BUNDLE
@@ -154,7 +154,7 @@ def test_other_formats_and_planted_code_are_refused(message: str, exported: tupl
         trime.load(tmp_path / "bundle")
 
 
-def test_planted_code_is_not_called(exported: tuple[Plan, Path], tmp_path: Path) -> None:
+def test_planted_code_is_not_called(exported: tuple[Graph, Path], tmp_path: Path) -> None:
     """Nor is it where the lab's own code stands beside it."""
     shutil.copytree(exported[1], tmp_path / "bundle")
     file, mark = tmp_path / "bundle" / BUNDLE, tmp_path / "called"
@@ -169,7 +169,7 @@ def test_planted_code_is_not_called(exported: tuple[Plan, Path], tmp_path: Path)
     assert not mark.exists()
 
 
-def test_a_changed_description_is_refused(exported: tuple[Plan, Path], tmp_path: Path) -> None:
+def test_a_changed_description_is_refused(exported: tuple[Graph, Path], tmp_path: Path) -> None:
     shutil.copytree(exported[1], tmp_path / "bundle")
     file = tmp_path / "bundle" / BUNDLE
     file.write_text(json.dumps(json.loads(file.read_text()) | {"checksum": "0"}))
@@ -177,7 +177,7 @@ def test_a_changed_description_is_refused(exported: tuple[Plan, Path], tmp_path:
         trime.load(tmp_path / "bundle")
 
 
-def test_every_damaged_file_is_told(exported: tuple[Plan, Path], tmp_path: Path) -> None:
+def test_every_damaged_file_is_told(exported: tuple[Graph, Path], tmp_path: Path) -> None:
     """A changed byte in any file that is read is a UserError that names the file."""
     _, folder = exported
     for number, file in enumerate(sorted(folder.rglob("*"))):
@@ -265,13 +265,13 @@ metric_list: [{{metric: byte_perplexity}}]
 
 
 @pytest.mark.slow
-def test_the_evaluation_harness_has_our_perplexity(exported: tuple[Plan, Path], tmp_path: Path) -> None:
+def test_the_evaluation_harness_has_our_perplexity(exported: tuple[Graph, Path], tmp_path: Path) -> None:
     """lm_eval's perplexity of a byte, over documents that evaluation read whole, is that of evaluation."""
     if importlib.util.find_spec("lm_eval") is None:
         pytest.skip("no lm_eval: the extra harness")
-    plan, folder = exported
-    documents = whole_documents(plan)
-    whole = [texts_of(plan)[name] for name in documents]
+    graph, folder = exported
+    documents = whole_documents(graph)
+    whole = [texts_of(graph)[name] for name in documents]
     (tmp_path / "documents.json").write_text("\n".join(json.dumps({"text": text}) for text in whole))
     (tmp_path / "task.yaml").write_text(TASK.format(data=tmp_path / "documents.json"))
     arguments = ["--model", "trime", "--model_args", f"bundle={folder}", "--tasks", "trime_documents"]

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from trime.data.neighbours import STOP_WORDS, TermTable, english
 from trime.errors import UserError
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.preflight import check
 
 STEMS = {  # examples from Porter (1980), at least one of each step
@@ -68,11 +68,11 @@ def nearest_lines(folder: Path, analyzer: str, tiny: Callable[..., DictConfig], 
         (folder / "text" / split / "a.txt").write_text("\n".join(LINES) + "\n")
     overrides = [f"dataset.path={folder}/text", f"neighbours.analyzer={analyzer}", f"paths.data={folder}/{analyzer}", *more]
     config = tiny("experiment=trime_ext", "dataset=folder", "segments.length=8", "vocabulary.min_count=1", *overrides)
-    plan = Plan(config)
-    for artefact in [*plan.made_by("prepare"), *plan.made_by("pack")]:
+    graph = Graph(config)
+    for artefact in [*graph.made_by("prepare"), *graph.made_by("pack")]:
         artefact.make()
-    assert plan.pack is not None
-    return plan.pack.table()[:, 0].tolist()
+    assert graph.pack is not None
+    return graph.pack.table()[:, 0].tolist()
 
 
 def test_neighbours_by_analyzer(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:

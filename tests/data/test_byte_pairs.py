@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from trime.data.byte_pairs import BytePairs
 from trime.errors import UserError
 from trime.lab.runner import run
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 pytest.importorskip("tokenizers", reason="the extra mt")
 TEXT = ["the cat sat on the mat\n", "  and the  naïve dog\tran — to 東京\n", "\n"]
@@ -53,13 +53,13 @@ def test_a_run_on_byte_pairs(tiny: Callable[..., DictConfig], text_folder: Path,
     for words in (own, [*own, *other]):
         config = tiny("experiment=trime", *words)
         run(config)
-        plan = Plan(config)
-        results = json.loads((plan.run_folder / "results.json").read_text())
+        graph = Graph(config)
+        results = json.loads((graph.run_folder / "results.json").read_text())
         dataset = results.get("evaluation_dataset", results["dataset"])
         assert {*dataset["unknown"].values()} == {0.0} and dataset["vocabulary"] <= 320
         per_byte = results["metrics"]["test"][-1]["bits_per_byte"]
         assert per_byte * dataset["bytes"]["test"] / dataset["tokens"]["test"] > per_byte
-    fresh = Plan(tiny("experiment=trime", *own)).corpus
+    fresh = Graph(tiny("experiment=trime", *own)).corpus
     assert fresh.dataset.tokenizer.text(["Ġthe", "Ġcat"]) == " the cat"
     config = tiny("experiment=trime", *own, "stages=[generate]", "generate.max_new_tokens=5")
     (text_folder / "prompt").write_text("the cat")

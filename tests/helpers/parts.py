@@ -45,9 +45,9 @@ def cut_small() -> None:
     scoring.PART = 200
 
 
-def open_small_parts(plan_of: type[Any], job: Job) -> MakePart:
+def open_small_parts(graph_of: type[Any], job: Job) -> MakePart:
     """Return what makes the parts of an artefact, which are small."""
     from trime.stages.graph import open_job
 
     cut_small()
-    return open_job(plan_of, job)
+    return open_job(graph_of, job)

@@ -14,19 +14,19 @@ from safetensors.torch import load_file
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
 from trime.stages import graph as plan_module
-from trime.stages.graph import Plan, train_in
+from trime.stages.graph import Graph, train_in
 from trime.training import language_model as tasks_module
 from trime.training.language_model import LanguageModel
 
 
 def load_weights(config: DictConfig) -> dict[str, torch.Tensor]:
-    return load_file(Plan(config).model.path() / "model.safetensors")
+    return load_file(Graph(config).model.path() / "model.safetensors")
 
 
 def train(config: DictConfig) -> dict[str, torch.Tensor]:
-    plan = Plan(config)
+    graph = Graph(config)
     for stage in ("prepare", "pack", "fit"):
-        for artefact in plan.made_by(stage):
+        for artefact in graph.made_by(stage):
             artefact.make()
     return load_weights(config)
 

@@ -19,11 +19,11 @@ from omegaconf import DictConfig
 
 from tests.conftest import NO_PICTURES, ROOT, composed
 from trime.config.check import validate
-from trime.config.schema import STAGES
 from trime.lab import command_line
 from trime.lab.main import main
-from trime.lab.runner import OPTIONAL_STAGES, run
-from trime.stages.graph import Plan
+from trime.lab.runner import run
+from trime.lab.stage import known_stages
+from trime.stages.graph import Graph
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -31,7 +31,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_help_names_groups_and_stages() -> None:
     shown = subprocess.run([sys.executable, "cli.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     groups = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "hydra"]
-    assert len(groups) <= 24 and all(re.search(rf"\b{word}\b", shown) for word in (*groups, *STAGES, *OPTIONAL_STAGES))
+    assert len(groups) <= 24 and all(re.search(rf"\b{word}\b", shown) for word in (*groups, *known_stages()))
 
 
 def test_help_needs_no_heavy_package() -> None:
@@ -181,7 +181,7 @@ def test_report_of_several_runs(tiny: Callable[..., DictConfig], tmp_path: Path,
         "paper 7M*, test",
     } <= {*header}
     assert "54.78 / 54.69" in table, "the paper's result beside a published row"
-    results = json.loads((Plan(tiny("experiment=trime", outputs)).run_folder / "results.json").read_text())
+    results = json.loads((Graph(tiny("experiment=trime", outputs)).run_folder / "results.json").read_text())
     assert f"{results['metrics']['test'][-1]['perplexity']:.2f}" in table
 
 
@@ -195,7 +195,7 @@ def test_wandb_is_offline_by_default_and_in_the_runs_folder(session_folder: Path
         f"paths.outputs={tmp_path}",
     )
     assert config.logger.offline is True
-    folder = Plan(config).run_folder
+    folder = Graph(config).run_folder
     run(config)
     assert list(folder.glob("wandb/offline-run-*/*.wandb"))
     assert "train/loss" in (folder / "metrics.csv").read_text()

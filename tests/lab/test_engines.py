@@ -19,7 +19,7 @@ from trime.lab.manifest import MANIFEST
 from trime.lab.runner import run
 from trime.stages import encode, pack, scoring
 from trime.stages import graph as language_model
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 
 def test_one_process_makes_all_parts(tmp_path: Path) -> None:
@@ -55,10 +55,18 @@ def test_artefacts_of_ray_are_those_of_one_process(
             *(*text, f"engine={engine}", f"stages=[{stages}]"),
         )
         run(config)
-        plan = Plan(config)
-        datastore = plan.memories.datastores[0]
-        made = [plan.pack, plan.valid, datastore.store, datastore.index, *plan.tune.build_order(), plan.test, plan.evaluate]
-        made += [plan.subsets.mixtures, plan.subsets]
+        graph = Graph(config)
+        datastore = graph.memories.datastores[0]
+        made = [
+            graph.pack,
+            graph.valid,
+            datastore.store,
+            datastore.index,
+            *graph.tune.build_order(),
+            graph.test,
+            graph.evaluate,
+        ]
+        made += [graph.subsets.mixtures, graph.subsets]
         contents.append({file.relative_to(tmp_path): content(file) for artefact in made for file in artefact.path().iterdir()})
         for artefact in made:
             shutil.rmtree(artefact.folder)

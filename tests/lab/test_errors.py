@@ -24,7 +24,7 @@ from trime.lab.job_results import JobResult
 from trime.lab.runner import run
 from trime.stages import encode
 from trime.stages.datastore import check_index, check_index_factory
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 
 class Said:
@@ -122,7 +122,7 @@ def test_segment_longer_than_the_models_positions(said: Said) -> None:
 def test_checkpoint_of_another_vocabulary_or_none(said: Said, tiny: Callable[..., DictConfig], text_folder: Path) -> None:
     config = tiny("experiment=vanilla")
     run(config)
-    model = Plan(config).model.path()
+    model = Graph(config).model.path()
     other = ["dataset=folder", f"dataset.path={text_folder}"]
     assert "another vocabulary" in said(f"checkpoint={model}", *other)
     assert "holds no model" in said(f"checkpoint={text_folder}")
@@ -145,10 +145,10 @@ def test_released_checkpoint(said: Said, tmp_path: Path) -> None:
 def test_datastore_of_another_model(said: Said, tiny: Callable[..., DictConfig]) -> None:
     config = tiny("experiment=knn_lm")
     run(config)
-    store = Plan(config).store_of(config).path()
+    store = Graph(config).store_of(config).path()
     assert "another model" in said("experiment=trime_ext", f"datastore.path={store}")
-    assert "not a datastore" in said("experiment=knn_lm", f"datastore.path={Plan(config).tune.path()}")
-    assert "for scoring" in said("experiment=knn_lm", f"datastore.path={Plan(config).valid.path()}")
+    assert "not a datastore" in said("experiment=knn_lm", f"datastore.path={Graph(config).tune.path()}")
+    assert "for scoring" in said("experiment=knn_lm", f"datastore.path={Graph(config).valid.path()}")
 
 
 @pytest.mark.parametrize("kind", ["prepare", "fit", "encode", "datastore", "tune", "evaluate"])
@@ -156,14 +156,14 @@ def test_truncated_artefact(kind: str, said: Said, tiny: Callable[..., DictConfi
     places = [f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
     config = tiny("experiment=knn_lm", "dataset.modules=30", *places)
     run(config)
-    plan = Plan(config)
+    graph = Graph(config)
     artefact = {
-        "prepare": plan.corpus,
-        "fit": plan.model,
-        "encode": plan.valid,
-        "datastore": plan.memories.datastores[0].index,
-        "tune": plan.tune,
-        "evaluate": plan.evaluate,
+        "prepare": graph.corpus,
+        "fit": graph.model,
+        "encode": graph.valid,
+        "datastore": graph.memories.datastores[0].index,
+        "tune": graph.tune,
+        "evaluate": graph.evaluate,
     }[kind]
     assert artefact is not None
     file = max((f for f in artefact.path().iterdir() if f.name != "manifest.json"), key=lambda f: f.stat().st_size)

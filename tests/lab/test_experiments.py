@@ -28,7 +28,7 @@ from trime.memory.retrieval import index as indices
 from trime.models.network import build_network
 from trime.scoring.rows import rows_of
 from trime.stages import encode
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models
 OF_OTHER_TESTS = ("experiment", "size", "table", "hydra")
@@ -110,7 +110,7 @@ def test_a_frontier_is_a_sweep_over_settings_of_one_trained_run(tiny: Callable[.
     assert [len(rows) for rows in mixed] == [2, 2, 2] and not any(rows[0].memories for rows in mixed)
     assert [len(rows[-1].memories) for rows in mixed] == [3, 5, 2]
     own = [tiny("table=frontier", f"index={index}") for index in params.index.split(",")]
-    assert len({Plan(config).fit.fingerprint for config in own}) == 1
+    assert len({Graph(config).fit.fingerprint for config in own}) == 1
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_a_row_of_the_domain_table(name: str, tiny: Callable[..., DictConfig], t
     """B is read in A's vocabulary; memory is from A, or from B's own split."""
     config = tiny(f"experiment=domain/{name}", f"evaluate.dataset.path={text_folder}")
     run(config)
-    plan = Plan(config)
-    results = json.loads((plan.run_folder / "results.json").read_text())
+    graph = Graph(config)
+    results = json.loads((graph.run_folder / "results.json").read_text())
     assert results["evaluation_dataset"]["name"] == text_folder.name and results["dataset"]["name"] == "stdlib"
-    assert plan.evaluated_corpus.corpus().vocabulary.fingerprint == plan.corpus.corpus().vocabulary.fingerprint
+    assert graph.evaluated_corpus.corpus().vocabulary.fingerprint == graph.corpus.corpus().vocabulary.fingerprint
     if name[-2:] in ("_a", "_b"):
         assert results["datastore"]["dataset"] == {"_a": "stdlib", "_b": text_folder.name}[name[-2:]]
         assert results["datastore"]["split"] == "train"
@@ -142,9 +142,9 @@ PICTURED = ("trime_all", "trime_memorizing", "srupp")  # gates, shares, stalenes
 def test_experiment_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
     config = tiny(f"experiment={name}", pictures=name in PICTURED)
     loss = run(config).loss
-    results = json.loads((Plan(config).run_folder / "results.json").read_text())
+    results = json.loads((Graph(config).run_folder / "results.json").read_text())
     assert results["name"] == name and loss == results["metrics"]["valid"][-1]["loss"]
-    assert name not in PICTURED or (Plan(config).run_folder / "picture.png").stat().st_size > 5000
+    assert name not in PICTURED or (Graph(config).run_folder / "picture.png").stat().st_size > 5000
     row = "| key of a row"
     keys, row_keys = documented_keys("## The file `results.json`", row), documented_keys(row, "\n## ")
     assert {"seed", "commit", "versions", "hardware", "dataset", "parameters", "train", "tuned", "metrics"} <= results.keys()
@@ -166,9 +166,9 @@ def test_experiment_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
 
 def test_experiments_of_the_same_training_share_one_model() -> None:
     shared = ["vanilla", "cache", "cache_long", "knn_lm", "knn_lm_cache"], ["trime_ext", "trime_ext_no_long"]
-    prints = [{Plan(composed(f"experiment={name}", "size=tiny")).model.fingerprint for name in names} for names in shared]
+    prints = [{Graph(composed(f"experiment={name}", "size=tiny")).model.fingerprint for name in names} for names in shared]
     assert [len(found) for found in prints] == [1, 1] and prints[0] != prints[1]
-    apart = {Plan(composed("experiment=trime", "size=tiny", f"seed={seed}")).model.fingerprint for seed in (0, 1)}
+    apart = {Graph(composed("experiment=trime", "size=tiny", f"seed={seed}")).model.fingerprint for seed in (0, 1)}
     assert len(apart) == 2
 
 
@@ -229,12 +229,12 @@ def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Callable[..., Di
     store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}"]
     config = tiny("experiment=trime_ext", *other, *store)
     run(config)
-    results = json.loads((Plan(config).run_folder / "results.json").read_text())
+    results = json.loads((Graph(config).run_folder / "results.json").read_text())
     assert results["evaluation_dataset"]["vocabulary"] == results["dataset"]["vocabulary"]
     assert results["evaluation_dataset"]["fingerprint"] != results["dataset"]["fingerprint"]
     assert results["datastore"]["dataset"] == text_folder.name and results["datastore"]["entries"] > 1000
     assert any(note.startswith("test: 1 of 3") and "also in train" in note for note in results["duplicates"])
-    table = (Plan(config).run_folder / "table.md").read_text()
+    table = (Graph(config).run_folder / "table.md").read_text()
     assert all(note in table for note in results["duplicates"])
 
 
@@ -243,33 +243,35 @@ def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
 ) -> None:
     other = ["dataset@evaluate.dataset=folder", f"evaluate.dataset.path={text_folder}"]
     store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=valid"]
-    plan = Plan(tiny("experiment=trime_ext", *other, *store))
-    run(plan.config)
-    asked = [plan.valid.summary(), plan.test.summary()]
-    assert [plan.memories.datastores[0].index.knn_memory(split).hide_own for split in asked] == [True, False]
+    graph = Graph(tiny("experiment=trime_ext", *other, *store))
+    run(graph.config)
+    asked = [graph.valid.summary(), graph.test.summary()]
+    assert [graph.memories.datastores[0].index.knn_memory(split).hide_own for split in asked] == [True, False]
 
 
 def test_the_same_text_under_another_name_is_still_the_same_text(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
     """Traps 13 and 14: a datastore of the scored split never serves a document to itself, however it is named."""
     store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.split=test"]
-    plan = Plan(tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", *store))
-    run(plan.config)
-    assert plan.memories.datastores[0].index.knn_memory(plan.test.summary()).hide_own
+    graph = Graph(tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", *store))
+    run(graph.config)
+    assert graph.memories.datastores[0].index.knn_memory(graph.test.summary()).hide_own
 
 
 def test_a_given_model_and_datastore_give_the_same_results(tiny: Callable[..., DictConfig]) -> None:
-    plan = Plan(tiny("experiment=knn_lm"))
-    loss = run(plan.config).loss
-    given = tiny("experiment=knn_lm", f"checkpoint={plan.model.path()}", f"datastore.path={plan.store_of(plan.config).path()}")
+    graph = Graph(tiny("experiment=knn_lm"))
+    loss = run(graph.config).loss
+    given = tiny(
+        "experiment=knn_lm", f"checkpoint={graph.model.path()}", f"datastore.path={graph.store_of(graph.config).path()}"
+    )
     assert run(given).loss == loss
 
 
 def test_documents_of_test_in_a_given_datastore_are_said(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
     """Also where the datastore holds only the starts of its documents."""
     settings = "experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", "datastore.tokens=900"
-    plan = Plan(tiny(*settings, "stages=[prepare,fit,encode]"))
-    run(plan.config)
-    given = Plan(tiny(*settings, f"checkpoint={plan.model.path()}", f"datastore.path={plan.store_of(plan.config).path()}"))
+    graph = Graph(tiny(*settings, "stages=[prepare,fit,encode]"))
+    run(graph.config)
+    given = Graph(tiny(*settings, f"checkpoint={graph.model.path()}", f"datastore.path={graph.store_of(graph.config).path()}"))
     notes = [note for note in given.duplicates if "datastore.path=" in note]
     assert [note.split(" documents")[0] for note in notes] == ["valid: 2 of 3", "test: 1 of 3"]
     assert "test/0.txt" in notes[1] and "as" not in notes[1].split("instance")[1].split(")")[0]
@@ -306,7 +308,7 @@ def test_neighbours_and_index_backends(
     assert losses["factory=Cells"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=IVF16_SQ8"] == pytest.approx(exact, abs=0.05)
     assert losses["factory=auto"] == pytest.approx(exact, abs=0.05)
-    index = Plan(tiny("experiment=knn_lm", "index.factory=auto", "index.nprobe=16", *few)).memories.datastores[0].index
+    index = Graph(tiny("experiment=knn_lm", "index.factory=auto", "index.nprobe=16", *few)).memories.datastores[0].index
     assert index is not None
     told = index.summary()
     assert told["index"].startswith("Cells") and told["nprobe"] > 1 and told["expected_recall"] >= 0.95
@@ -330,7 +332,7 @@ def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(
     for dtype in ("float16", "int8"):
         config = tiny(*few, f"datastore.dtype={dtype}")
         losses.append(run(config).loss)
-        store = Plan(config).store_of(config).path()
+        store = Graph(config).store_of(config).path()
         sizes.append(sum(load_file(file)["g"].nbytes for file in store.glob("*.safetensors")))
     assert losses[1] == pytest.approx(losses[0], abs=0.02) and losses[1] != losses[0]
     assert sizes[1] == sizes[0] / 2
@@ -347,11 +349,11 @@ def test_time_and_disk_are_forecast(
     """What will be written, to a fifth; refused where the disk has less."""
     monkeypatch.setattr(encode, "FORECAST_TOKENS", 100)
     config = tiny("experiment=knn_lm", f"paths.outputs={tmp_path}", "datastore.tokens=20k", "evaluate.tokens=20k")
-    plan = Plan(config)
+    graph = Graph(config)
     for stage in ("prepare", "fit"):
-        for artefact in plan.made_by(stage):
+        for artefact in graph.made_by(stage):
             artefact.make()
-    told = plan.store_of(config) if section == "datastore" else plan.valid
+    told = graph.store_of(config) if section == "datastore" else graph.valid
     disk = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: disk._replace(free=1000))
     with pytest.raises(UserError, match="free space"):
@@ -378,13 +380,13 @@ def test_a_killed_encoding_writes_the_same_bytes(
     """A model with a memory goes on with the state after the last shard; without it, it reads the text again."""
     save, shards, saved = encode.save_reader_state, [], Mock(side_effect=[None, None, SystemExit(9)])
     for place in ("broken", "whole"):
-        plan = Plan(
+        graph = Graph(
             tiny(
                 f"experiment={experiment}", "dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path / place}"
             )
         )
-        encoded = plan.valid
-        for artefact in (plan.corpus, plan.fit):
+        encoded = graph.valid
+        for artefact in (graph.corpus, graph.fit):
             artefact.make()
         with monkeypatch.context() as patch:
             patch.setattr(encode, "SHARD", 300)

@@ -19,7 +19,7 @@ from trime.config.registry import registered_targets, unregistered
 from trime.errors import UserError
 from trime.lab.manifest import MANIFEST, write_manifest
 from trime.lab.runner import run
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.model_io import model_of, open_network
 
 Tiny = Callable[..., DictConfig]
@@ -63,7 +63,7 @@ def test_no_reader_calls_what_a_file_names(names: tuple[str, ...], tiny: Tiny, t
 def test_a_stored_model_names_registered_parts_alone(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny("experiment=vanilla", f"paths.outputs={tmp_path}", "stages=[prepare,fit]")
     run(config)
-    folder = Plan(config).model.path()
+    folder = Graph(config).model.path()
     content = json.loads((folder / "model.json").read_text())
     targets = "torch.utils.collect_env.run os.system trime.models.network.save_network trime.models.pretrained.gguf.convert"
     calls = [({"_target_": target, "command": "ls"}, {"extra": [{"_target_": target}]}) for target in targets.split()]

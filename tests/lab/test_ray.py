@@ -22,7 +22,7 @@ from trime.errors import UserError
 from trime.lab.engines import Job, PartWorker, Ray
 from trime.lab.runner import run
 from trime.memory.retrieval.ray_cluster import check_resources, connect
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 ray = pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
 PARTS = [2, 3, 5, 8]
@@ -122,9 +122,9 @@ def test_a_run_with_a_lost_node_gives_the_figures_of_one_process(tiny: Callable[
     common = "experiment=trime_ext", "threads=1", "stages=[prepare,pack,fit,encode,datastore,tune,evaluate]"
     alone = tiny(*common, f"paths.outputs={tmp_path}/alone")
     run(alone)
-    losses.append([row["loss"] for row in Plan(alone).evaluate.rows()])
+    losses.append([row["loss"] for row in Graph(alone).evaluate.rows()])
     with two_nodes("ray/artefacts/evaluate-*.partial/part-*.safetensors", tmp_path, 1) as address:
         by_ray = tiny(*common, f"paths.outputs={tmp_path}/ray", "engine=ray", f"engine.address='{address}'")
         run(by_ray)
-        losses.append([row["loss"] for row in Plan(by_ray).evaluate.rows()])
+        losses.append([row["loss"] for row in Graph(by_ray).evaluate.rows()])
     assert losses[0] == losses[1] and len(losses[0]) > 3

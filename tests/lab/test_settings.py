@@ -16,9 +16,9 @@ from trime.config.help import schema_entries
 from trime.lab.artefact import Artefact, ConfiguredArtefact
 from trime.lab.config_hash import config_hash
 from trime.lab.settings import plain_settings, select_settings, without
-from trime.stages.graphs import build_plan
+from trime.stages.graphs import build_graph
 from trime.stages.mixture import TuneMixture
-from trime.stages.translation.graph import TranslationPlan
+from trime.stages.translation.graph import TranslationGraph
 from trime.stages.translation.translate import SEARCH
 
 NOTHING: frozenset[str] = frozenset()
@@ -118,16 +118,16 @@ EXPERIMENTS: list[tuple[Sequence[str], Sequence[str] | None, dict[str, frozenset
 
 
 def artefacts_of(config: DictConfig) -> dict[str, Artefact]:
-    """Return the artefacts of an experiment by their names in the plan."""
-    plan = build_plan(config)
-    made = {name: getattr(plan, name) for name in ("corpus", "pack", "fit", "valid", "test", "evaluate")}
-    made |= {name: getattr(memory, name) for memory in plan.memories.datastores for name in ("store", "index")}
-    if isinstance(plan, TranslationPlan):
-        mixture = next(iter(plan.tune.tunes.values()))
-        made |= {"translate": plan.evaluate.translations, "bleu": plan.tune, "evaluate": plan.evaluate.losses}
+    """Return the artefacts of an experiment by their names in the graph."""
+    graph = build_graph(config)
+    made = {name: getattr(graph, name) for name in ("corpus", "pack", "fit", "valid", "test", "evaluate")}
+    made |= {name: getattr(memory, name) for memory in graph.memories.datastores for name in ("store", "index")}
+    if isinstance(graph, TranslationGraph):
+        mixture = next(iter(graph.tune.tunes.values()))
+        made |= {"translate": graph.evaluate.translations, "bleu": graph.tune, "evaluate": graph.evaluate.losses}
     else:
-        mixture, made["subsets"] = plan.tune, plan.subsets
-        made["subset_mixtures"] = plan.subsets and plan.subsets.mixtures
+        mixture, made["subsets"] = graph.tune, graph.subsets
+        made["subset_mixtures"] = graph.subsets and graph.subsets.mixtures
     made |= {"grid": mixture.grid, "mixture": mixture} if isinstance(mixture, TuneMixture) else {"grid": mixture}
     return {name: artefact for name, artefact in made.items() if artefact is not None}
 

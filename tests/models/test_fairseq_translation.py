@@ -29,7 +29,7 @@ from trime.errors import UserError
 from trime.lab.runner import run
 from trime.models.fairseq import network_from_checkpoint, read_checkpoint, translation_network_from_checkpoint
 from trime.models.network import build_network
-from trime.stages.translation.graph import TranslationPlan
+from trime.stages.translation.graph import TranslationGraph
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
 Tiny = Callable[..., DictConfig]
@@ -177,12 +177,12 @@ def test_translations_are_the_published_decoder_s(name: str, released: Released,
         config.translation.k, config.tune.temperature = kept[:2]
         config.tune.interpolation_temperature, config.tune.interpolation_share = kept[2:]
     run(config)
-    plan = TranslationPlan(config)
+    graph = TranslationGraph(config)
     row = 0 if name == "mt_vanilla" else 1
-    found = [json.loads(line) for line in (plan.evaluate.translations.path() / f"row-{row}.jsonl").read_text().splitlines()]
+    found = [json.loads(line) for line in (graph.evaluate.translations.path() / f"row-{row}.jsonl").read_text().splitlines()]
     mixture = mixture_of(name, released)
     assert found == [released.greedy(source, mixture) for source in released.ids("test", "de")]
-    results = json.loads((plan.run_folder / "results.json").read_text())
+    results = json.loads((graph.run_folder / "results.json").read_text())
     assert results["imported"]["arch"] == "transformer_iwslt_de_en" and results["imported"]["updates"] == 7
     assert results["parameters"] == parameters_of(released)
 
@@ -198,7 +198,7 @@ def test_an_imported_folder_is_a_checkpoint(released: Released, tiny: Tiny, tmp_
     places = [f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
     first = tiny("experiment=knn_mt", "dataset=parallel", *released.overrides, *places, "translation.key=f")
     loss = run(first).loss
-    folder = TranslationPlan(first).model.folder
+    folder = TranslationGraph(first).model.folder
     given = [f"checkpoint={folder}", "dictionary=null", *released.overrides[2:]]
     assert run(tiny("experiment=knn_mt", "dataset=parallel", *given, *places, "translation.key=f")).loss == loss
     assert run(tiny("experiment=knn_mt", "dataset=parallel", *given, *places, "translation.key=g")).loss != loss, (
@@ -207,7 +207,7 @@ def test_an_imported_folder_is_a_checkpoint(released: Released, tiny: Tiny, tmp_
     text = ["experiment=knn_mt", "dataset=parallel", *released.overrides[2:], *places, "translation.joined_dictionary=false"]
     trained = tiny(*text)
     loss = run(trained).loss
-    folder = TranslationPlan(trained).fit.folder
+    folder = TranslationGraph(trained).fit.folder
     assert run(tiny(*text, f"checkpoint={folder}")).loss == loss
     (released.folder / "train.de").write_text((released.folder / "train.de").read_text().replace("d1 ", "new "))
     with pytest.raises(UserError, match="another source dictionary"):

@@ -25,7 +25,7 @@ from trime.report.canvas import draw_svg, save_panels
 from trime.report.page import Page, Section, sample_sections, write_page
 from trime.report.passages import Sample
 from trime.report.tables import Table
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.samples.text_samples import Samples, passages
 
 Tiny = Callable[..., DictConfig]
@@ -70,38 +70,38 @@ def render(page: Path, width: int, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ran(session_folder: Path, tiny: Tiny) -> tuple[Plan, str]:
+def ran(session_folder: Path, tiny: Tiny) -> tuple[Graph, str]:
     """Return a run with all memories, and its page."""
     config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1", pictures=True)
     run(config)
-    plan = Plan(config)
-    return plan, (plan.run_folder / "page.html").read_text()
+    graph = Graph(config)
+    return graph, (graph.run_folder / "page.html").read_text()
 
 
-def test_a_page_needs_no_other_file(ran: tuple[Plan, str]) -> None:
-    plan, text = ran
+def test_a_page_needs_no_other_file(ran: tuple[Graph, str]) -> None:
+    graph, text = ran
     assert not re.findall(r"(?:src|href)=[\"'](?!#)", re.sub(r"<a href[^>]*>", "", text))
     assert "@import" not in text and not re.findall(r"url\((?!#)", text)
-    results = json.loads((plan.run_folder / "results.json").read_text())
+    results = json.loads((graph.run_folder / "results.json").read_text())
     for row in results["metrics"]["test"]:
         assert f">{row['memories']}<" in text and f">{row['perplexity']:.2f}<" in text
     assert text.count("<svg") == 4 + 2 + 3  # rows, training, memory's share, sizes; weights; buckets, retrieval, sizes
     assert len(text) < 600_000
 
 
-def test_a_page_links_to_the_files_beside_it(ran: tuple[Plan, str]) -> None:
-    plan, text = ran
+def test_a_page_links_to_the_files_beside_it(ran: tuple[Graph, str]) -> None:
+    graph, text = ran
     links = re.findall(r'<a href="([^"]*)">', text)
     assert {"results.json", "config.yaml", "table.csv"} <= {*links}
-    assert all((plan.run_folder / name).is_file() for name in links)
-    lines = [*csv.DictReader((plan.run_folder / "table.csv").open())]
-    results = json.loads((plan.run_folder / "results.json").read_text())
+    assert all((graph.run_folder / name).is_file() for name in links)
+    lines = [*csv.DictReader((graph.run_folder / "table.csv").open())]
+    results = json.loads((graph.run_folder / "results.json").read_text())
     assert [int(line["tokens"]) for line in lines] == [row["tokens"] for row in results["metrics"]["test"]]
     for format in ("png", "svg", "pdf"):
-        assert (plan.run_folder / f"picture.{format}").stat().st_size > 1000
+        assert (graph.run_folder / f"picture.{format}").stat().st_size > 1000
 
 
-def test_pictures_have_the_colours_of_the_page(ran: tuple[Plan, str]) -> None:
+def test_pictures_have_the_colours_of_the_page(ran: tuple[Graph, str]) -> None:
     """In the dark, text and axes are light: they take the colour of the page's text."""
     _, text = ran
     assert "#000000" not in text and "prefers-color-scheme: dark" in text and "currentColor" in text
@@ -115,23 +115,23 @@ def test_a_dollar_sign_is_no_formula(tmp_path: Path) -> None:
     assert save_panels([lambda axis: axis.set_xlabel(text)], tmp_path / "x.png", text).is_file()
 
 
-def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Plan, str]) -> None:
-    plan, _ = ran
-    (sample,) = Samples(plan).summary()
-    corpus = plan.corpus.corpus()
-    wanted = {"passages": 1, "tokens": 8, "before": Samples(plan).before()}
+def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Graph, str]) -> None:
+    graph, _ = ran
+    (sample,) = Samples(graph).summary()
+    corpus = graph.corpus.corpus()
+    wanted = {"passages": 1, "tokens": 8, "before": Samples(graph).before()}
     ((document, begin, middle, end),) = passages(corpus.split("test").offsets, wanted)
     assert sample["document"] == corpus.names("test")[document] and len(sample["tokens"]) == end - middle == 8
     words = [corpus.vocabulary.symbols[token] for token in corpus.split("test").tokens[begin:end]]
     whole = sample["before"] + "".join(token["shown"] for token in sample["tokens"])
-    assert whole.replace("↵", "").split() == plan.corpus.dataset.tokenizer.text(words).split()
+    assert whole.replace("↵", "").split() == graph.corpus.dataset.tokenizer.text(words).split()
     for token in sample["tokens"]:
         assert sum(token["parts"].values()) == pytest.approx(token["probability"])
         assert set(token["parts"]) == {"vocabulary", "local", "long", "external"}
         assert sum(entry["share"] for entry in token["entries"]) <= token["probability"] + 1e-9
     assert all(token["shown"].strip() for token in sample["tokens"]), "every token can be chosen"
     assert max(token["parts"]["long"] for token in sample["tokens"]) > 0, "the memories are full"
-    assert not Samples(plan).make()
+    assert not Samples(graph).make()
 
 
 def test_a_passage_may_be_read_without_the_tokens_before_it(tiny: Tiny) -> None:
@@ -139,13 +139,13 @@ def test_a_passage_may_be_read_without_the_tokens_before_it(tiny: Tiny) -> None:
     config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1", pictures=True)
     config.report.samples.before = 0
     run(config)
-    (sample,) = Samples(Plan(config)).summary()
+    (sample,) = Samples(Graph(config)).summary()
     assert sample["before"] == "" and len(sample["tokens"]) == 8
 
 
-def test_memorys_share_is_what_the_vocabulary_leaves(ran: tuple[Plan, str]) -> None:
-    plan, _ = ran
-    plain, *rows = json.loads((plan.run_folder / "results.json").read_text())["metrics"]["test"]
+def test_memorys_share_is_what_the_vocabulary_leaves(ran: tuple[Graph, str]) -> None:
+    graph, _ = ran
+    plain, *rows = json.loads((graph.run_folder / "results.json").read_text())["metrics"]["test"]
     assert "memory_share" not in plain
     for row in rows:
         *buckets, average = row["memory_share"]
@@ -188,10 +188,10 @@ def test_text_is_never_markup(tmp_path: Path) -> None:
 
 @in_a_browser
 @pytest.mark.parametrize("width", [360, 1280])
-def test_a_browser_shows_it_wide_and_narrow(width: int, ran: tuple[Plan, str], tmp_path: Path) -> None:
+def test_a_browser_shows_it_wide_and_narrow(width: int, ran: tuple[Graph, str], tmp_path: Path) -> None:
     """Nothing is wider than a phone; only the selected token shows its details."""
-    plan, _ = ran
-    seen = render(plan.run_folder / "page.html", width, tmp_path)
+    graph, _ = ran
+    seen = render(graph.run_folder / "page.html", width, tmp_path)
     assert 0 <= width - seen["width"] <= 20, "but for a scroll bar"
     assert seen["content"] <= seen["width"] and seen["outside"] == 0 and seen["letters"] >= 16
     assert not seen["empty"] and sum(seen["before"]) == 1
@@ -221,15 +221,15 @@ def test_wandb_gets_tables_and_pictures(session_folder: Path, tmp_path: Path) ->
     fixed = ["size=tiny", "train.updates=2", "experiment=trime", "trainer.enable_progress_bar=false"]
     config = composed(*fixed, f"paths.data={session_folder}/data", f"paths.outputs={tmp_path}")
     run(config)
-    (media,) = Plan(config).run_folder.glob("wandb/offline-run-*/files/media")
+    (media,) = Graph(config).run_folder.glob("wandb/offline-run-*/files/media")
     tables = {file.name.split("_")[0]: json.loads(file.read_text()) for file in media.glob("table/*.json")}
     assert tables["results"]["columns"][0] == "memories" and len(tables["results"]["data"]) == 3
     assert len(tables["samples"]["data"]) == 8
     assert {file.name.split("_")[0] for file in media.glob("images/*.png")} == {"picture", "memories", "passages"}
     run(config)
-    assert len([*Plan(config).run_folder.glob("wandb/offline-run-*")]) == 1, "a finished run is not logged twice"
-    (name,) = [path.name for path in Plan(config).run_folder.glob("wandb/offline-run-*")]
-    assert name.endswith((Plan(config).run_folder / "wandb" / "id.txt").read_text())
+    assert len([*Graph(config).run_folder.glob("wandb/offline-run-*")]) == 1, "a finished run is not logged twice"
+    (name,) = [path.name for path in Graph(config).run_folder.glob("wandb/offline-run-*")]
+    assert name.endswith((Graph(config).run_folder / "wandb" / "id.txt").read_text())
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from trime.scoring.mixtures.experts import History
 from trime.stages import audit as audit_stage
 from trime.stages.audit import audit
 from trime.stages.encode import read_windows
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 Tiny = Callable[..., DictConfig]
 OPTIONS = (
@@ -50,7 +50,7 @@ def honest(tiny: Tiny) -> DictConfig:
 def test_an_honest_run_passes(honest: DictConfig, capsys: pytest.CaptureFixture[str]) -> None:
     honest.stages = ["audit"]
     run(honest)
-    output, results = capsys.readouterr().out, json.loads((Plan(honest).run_folder / "audit.json").read_text())
+    output, results = capsys.readouterr().out, json.loads((Graph(honest).run_folder / "audit.json").read_text())
     assert output.count("changes no probability") == 2
     assert results["max_change_by_later_tokens"] <= results["tolerance"]
     assert results["max_change_by_other_documents"] <= results["tolerance"]
@@ -63,7 +63,7 @@ def test_the_own_token_is_caught(honest: DictConfig, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Local, "sees", sees)
     with pytest.raises(UserError, match="altering a token and later ones"):
-        audit(Plan(honest))
+        audit(Graph(honest))
 
 
 def test_later_tokens_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,17 +72,17 @@ def test_later_tokens_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(attention, "fused_attention", unmasked)
     with pytest.raises(UserError, match="altering a token and later ones"):
-        audit(Plan(honest))
+        audit(Graph(honest))
 
 
 def test_weights_that_know_the_token_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def knows(self: History, document: int, found: torch.Tensor) -> torch.Tensor:
         return found.clamp(min=-12).repeat(1, len(self.decays))
 
-    assert json.loads((Plan(honest).run_folder / "results.json").read_text())["metrics"]["test"][-1]["mixture"] == "adaptive"
+    assert json.loads((Graph(honest).run_folder / "results.json").read_text())["metrics"]["test"][-1]["mixture"] == "adaptive"
     monkeypatch.setattr(History, "features", knows)
     with pytest.raises(UserError, match="changes the mixture's weights"):
-        audit(Plan(honest))
+        audit(Graph(honest))
 
 
 def test_another_document_is_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_another_document_is_caught(honest: DictConfig, monkeypatch: pytest.Monk
     monkeypatch.setattr(SameDocument, "sees", everything)
     monkeypatch.setattr(SameDocument, "rules_out", nothing)
     with pytest.raises(UserError, match="other documents"):
-        audit(Plan(honest))
+        audit(Graph(honest))
 
 
 def test_stored_encodings_of_something_else_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_stored_encodings_of_something_else_are_caught(honest: DictConfig, monke
 
     monkeypatch.setattr(audit_stage, "read_windows", misaligned)
     with pytest.raises(UserError, match="stored encodings"):
-        audit(Plan(honest))
+        audit(Graph(honest))
 
 
 @pytest.mark.parametrize("setting", ["long.across_documents=true", "mixture.model.online=true"])
@@ -116,7 +116,7 @@ def test_documents_that_are_not_bounded_are_reported(
     config = tiny(*OPTIONS, setting, "stages=[import,prepare,pack,fit,encode,datastore,tune,evaluate,audit]")
     run(config)
     assert "not bounded" in capsys.readouterr().out
-    assert ("online" in Plan(config).evaluate.rows()[-1]["memories"]) == (setting == "mixture.model.online=true")
+    assert ("online" in Graph(config).evaluate.rows()[-1]["memories"]) == (setting == "mixture.model.online=true")
 
 
 def test_test_text_in_the_datastore_is_caught(tiny: Tiny, text_folder: Path) -> None:
@@ -124,13 +124,13 @@ def test_test_text_in_the_datastore_is_caught(tiny: Tiny, text_folder: Path) -> 
     config = tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", "datastore.tokens=null", "index.k=8")
     run(config)
     with pytest.raises(UserError, match="are in the datastore"):
-        audit(Plan(config))
+        audit(Graph(config))
 
 
 def test_a_datastore_of_the_test_text_must_hide_each_documents_own(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(*OPTIONS, "datastore.split=test", "index.k=8")
     run(config)
-    assert audit(Plan(config))["datastore_is_the_test_text"]
+    assert audit(Graph(config))["datastore_is_the_test_text"]
     entries = KNNMemory.entries
 
     def shown(self: KNNMemory, query: object) -> object:
@@ -141,4 +141,4 @@ def test_a_datastore_of_the_test_text_must_hide_each_documents_own(tiny: Tiny, m
 
     monkeypatch.setattr(KNNMemory, "entries", shown)
     with pytest.raises(UserError, match="are in the datastore"):
-        audit(Plan(config))
+        audit(Graph(config))

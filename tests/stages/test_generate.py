@@ -20,7 +20,7 @@ from trime.lab.runner import run
 from trime.models.pretrained.answering import greedy
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.generate import extend_shown
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.samples.writers import LongWriter, Writer, open_writer, tuned_last_row
 
 Tiny = Callable[..., DictConfig]
@@ -75,12 +75,12 @@ def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -
     if config.long.across_documents:
         config.evaluate.tokens = 100
     run(config)
-    plan = Plan(config)
-    scored = plan.evaluate.rows()[-1]["documents"]
-    text = plan.corpus.corpus().split("test")
+    graph = Graph(config)
+    scored = graph.evaluate.rows()[-1]["documents"]
+    text = graph.corpus.corpus().split("test")
     carried = config.long.across_documents or (config.mixture.model or {}).get("online")  # from document to document
     for number, (loss, count) in enumerate(scored[: 1 if carried else 2]):
-        writer, total = Writer(plan), 0.0
+        writer, total = Writer(graph), 0.0
         for token in text.tokens[text.offsets[number] :][:count].tolist():
             parts, _ = writer.continuation.next()
             assert parts.probability.sum() == pytest.approx(1, abs=1e-5) and bool((parts.probability >= 0).all())
@@ -95,9 +95,9 @@ def test_a_text_read_at_once_is_read_as_token_by_token(memories: str, tiny: Tiny
     config = tiny("experiment=trime_long", *SHORT, "mixture.model.history=[0.0]", f"evaluate.memories=[{memories}]")
     config.tune.memory_size = [24]
     run(config)
-    plan = Plan(config)
-    tokens = plan.corpus.corpus().split("test").tokens[: 5 * config.evaluate.block + 3].tolist()
-    whole, single = Writer(plan).continuation, Writer(plan).continuation
+    graph = Graph(config)
+    tokens = graph.corpus.corpus().split("test").tokens[: 5 * config.evaluate.block + 3].tolist()
+    whole, single = Writer(graph).continuation, Writer(graph).continuation
     assert whole.history_decays
     whole.read(tokens)
     for token in tokens:
@@ -114,7 +114,7 @@ def test_attention_of_layers_is_explained(experiment: str, overrides: list[str],
     """Memorizing: the shares of all entries sum to the gate's mean. Transformer-XL without a query: every place the same."""
     config = tiny(f"experiment={experiment}", *SHORT, "explain=true", *overrides)
     run(config)
-    writer = Writer(Plan(config))
+    writer = Writer(Graph(config))
     attentions, words = writer.continuation.network.backbone.attentions, "import os\nos.path.join(name)\n" * 40
     if experiment == "trime_xl":
         for attention in attentions:
@@ -197,7 +197,7 @@ def test_a_prompt_is_continued_and_explained(
     config = tiny(*options, "stages=[generate]", f"prompt_file={prompt}", "explain=true", "generate.max_new_tokens=8")
     run(config)
     output = capsys.readouterr().out
-    folder = Plan(config).run_folder
+    folder = Graph(config).run_folder
     (first,) = folder.glob("generated-*.json")
     found = json.loads(first.read_text())
     assert len(found["tokens"]) == 8 and found["prompt"] == prompt.read_text() and "prompt of 17 tokens" in output
@@ -215,7 +215,7 @@ def test_a_prompt_is_continued_and_explained(
     (second,) = set(folder.glob("generated-*.json")) - {first}
     again = json.loads(second.read_text())
     assert again["text"] == found["text"], "the same seed draws the same"
-    assert tuned_last_row(Plan(config)).memories == {"local", "long", "external"}
+    assert tuned_last_row(Graph(config)).memories == {"local", "long", "external"}
 
 
 def test_what_is_shown_grows_into_the_text() -> None:
@@ -245,8 +245,8 @@ def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], 
     stages = ["stages=[train_small,generate]", f"prompt_file={tmp_path}/prompt.txt", "explain=true", "generate.entries=2"]
     config = tiny(f"experiment={experiment}", *short, *more, *stages, f"paths.outputs={tmp_path}")
     run(config)
-    plan = Plan(config)
-    writer = open_writer(plan)
+    graph = Graph(config)
+    writer = open_writer(graph)
     assert isinstance(writer, LongWriter)
     prompt = writer.read((tmp_path / "prompt.txt").read_text())
     steps = list(writer.write())

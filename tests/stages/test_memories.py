@@ -17,7 +17,7 @@ from trime.lab.runner import run
 from trime.report.run_result import run_from_json
 from trime.report.tables import run_table
 from trime.stages.audit import audit
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.memories import DatastoreMemory
 from trime.stages.preflight import check
 
@@ -28,7 +28,7 @@ ROWS = "[{joint: []}, {joint: [local, external, external_other]}, {joint: [], in
 
 
 @pytest.fixture(scope="module")
-def two(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+def two(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Path]:
     """Return a run with two datastores of different text, and the folder of the second text."""
     folder = tmp_path_factory.mktemp("other")
     for number in range(6):
@@ -52,15 +52,15 @@ def two(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Pat
     )
     check(config)
     run(config)
-    return Plan(config), folder
+    return Graph(config), folder
 
 
-def test_each_memory_has_its_text_and_its_index(two: tuple[Plan, Path]) -> None:
-    plan, folder = two
-    one, other = plan.memories.datastores
+def test_each_memory_has_its_text_and_its_index(two: tuple[Graph, Path]) -> None:
+    graph, folder = two
+    one, other = graph.memories.datastores
     assert one.store.name != other.store.name and one.index.name != other.index.name
     assert (one.index.config.index.k, other.index.config.index.k) == (24, 16)
-    results = json.loads((plan.run_folder / "results.json").read_text())
+    results = json.loads((graph.run_folder / "results.json").read_text())
     described = results["datastores"]
     assert list(described) == ["external", "external_other"] and results["datastore"] == described["external"]
     assert described["external"]["entries"] == 4000 > 300 == described["external_other"]["entries"]
@@ -76,21 +76,21 @@ def test_each_memory_has_its_text_and_its_index(two: tuple[Plan, Path]) -> None:
     assert any("external_other" in cell for line in run_table(run_from_json(results))[1] for cell in line)
 
 
-def test_their_masses_are_those_of_each_alone(two: tuple[Plan, Path]) -> None:
+def test_their_masses_are_those_of_each_alone(two: tuple[Graph, Path]) -> None:
     """Neither sees entries of the other: the joint row's parts are the entries that each search finds."""
-    plan, _ = two
-    opened = plan.memories.open_all(plan.test.summary(), [], {"external", "external_other"})
+    graph, _ = two
+    opened = graph.memories.open_all(graph.test.summary(), [], {"external", "external_other"})
     for name, memory in opened.items():
-        stored = plan.memories.stored[name]
+        stored = graph.memories.stored[name]
         assert isinstance(stored, DatastoreMemory) and memory.nearest is not None
         assert len(memory.nearest.store) == stored.index.summary()["entries"]
 
 
-def test_a_bundle_has_both_and_explains_by_both(two: tuple[Plan, Path], tmp_path: Path) -> None:
-    plan, folder = two
-    plan.config.stages, plan.config.export.path = ["export"], f"{tmp_path}/bundle"
-    run(plan.config)
-    original, bundle = trime.load(plan.run_folder), trime.load(tmp_path / "bundle")
+def test_a_bundle_has_both_and_explains_by_both(two: tuple[Graph, Path], tmp_path: Path) -> None:
+    graph, folder = two
+    graph.config.stages, graph.config.export.path = ["export"], f"{tmp_path}/bundle"
+    run(graph.config)
+    original, bundle = trime.load(graph.run_folder), trime.load(tmp_path / "bundle")
     prompt = "import os\nimport sys\n\nfor name in"
     assert original.score(prompt) == bundle.score(prompt)
     explained = bundle.explain(prompt, 3, entries=6, temperature=0)
@@ -107,9 +107,9 @@ def test_a_bundle_has_both_and_explains_by_both(two: tuple[Plan, Path], tmp_path
     assert not any(str(folder) in text for text in texts), "no place of this machine"
 
 
-def test_both_are_audited(two: tuple[Plan, Path]) -> None:
-    plan, _ = two
-    results: dict[str, Any] = audit(plan)
+def test_both_are_audited(two: tuple[Graph, Path]) -> None:
+    graph, _ = two
+    results: dict[str, Any] = audit(graph)
     assert results["test_documents_in_datastore"] and not results["datastore_is_the_test_text"]
 
 

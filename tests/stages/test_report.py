@@ -18,7 +18,7 @@ from trime.lab.baseline import is_own
 from trime.lab.runner import run
 from trime.report.results import read_run, write_results
 from trime.report.run_result import ScoredRun
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.samples.text_samples import Samples
 
 Tiny = Callable[..., DictConfig]
@@ -28,7 +28,7 @@ def test_a_later_command_does_not_change_what_made_the_results(tiny: Tiny, tmp_p
     """It adds its analysis; results of another evaluation have their own provenance."""
     words = ["experiment=trime", f"paths.outputs={tmp_path}"]
     run(tiny(*words))
-    file = Plan(tiny(*words)).run_folder / "results.json"
+    file = Graph(tiny(*words)).run_folder / "results.json"
     earlier = {"created": "2000-01-01T00:00:00+00:00", "command": "python cli.py experiment=trime", "commit": "abc"}
     write_results(file, read_run(file).model_copy(update=earlier))
     run(tiny(*words, "evaluate.analysis=true", "trainer.devices=1"))
@@ -44,7 +44,7 @@ def test_results_come_before_what_decorates_them(
 ) -> None:
     """An interruption while passages are drawn leaves a finished run, and the same command completes its page."""
     config = tiny("experiment=trime", f"paths.outputs={tmp_path}", "report.samples.passages=1")
-    folder = Plan(config).run_folder
+    folder = Graph(config).run_folder
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Samples, "passage", interrupt)
         run(config)
@@ -52,7 +52,7 @@ def test_results_come_before_what_decorates_them(
     assert f"results: {folder / 'results.json'}" in capsys.readouterr().out and not (folder / "page.html").exists()
     run(config)
     assert "Test text, scored" in (folder / "page.html").read_text()
-    another = Samples(Plan(tiny("experiment=trime", f"paths.outputs={tmp_path}", "report.samples.minutes=null")))
+    another = Samples(Graph(tiny("experiment=trime", f"paths.outputs={tmp_path}", "report.samples.minutes=null")))
     assert "minutes" not in str(another.settings()), "time decides how many are drawn by a command, not what they are"
 
 
@@ -79,7 +79,7 @@ def test_a_logger_that_is_added_later_gets_the_results(tmp_path: Path, monkeypat
 def test_stages_have_durations(tiny: Tiny) -> None:
     config = tiny("experiment=knn_lm")
     run(config)
-    durations = json.loads((Plan(config).run_folder / "results.json").read_text())["durations"]
+    durations = json.loads((Graph(config).run_folder / "results.json").read_text())["durations"]
     assert {"prepare", "fit", "encode", "datastore", "tune", "evaluate"} == durations.keys()
     assert durations["fit"] > 0 and all(seconds >= 0 for seconds in durations.values())
 
@@ -125,18 +125,18 @@ def test_every_scored_token_is_written(mixture: str, tiny: Tiny, capsys: pytest.
     """Its parts sum to its probability, weights to one, and log-probabilities to the loss."""
     config = tiny("experiment=trime_ext", f"mixture={mixture}", "evaluate.per_token=true")
     run(config)
-    plan = Plan(config)
-    file = plan.run_folder / "tokens.jsonl"
-    assert str(file) in capsys.readouterr().out and "tokens.jsonl" in (plan.run_folder / "page.html").read_text()
+    graph = Graph(config)
+    file = graph.run_folder / "tokens.jsonl"
+    assert str(file) in capsys.readouterr().out and "tokens.jsonl" in (graph.run_folder / "page.html").read_text()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    row = json.loads((plan.run_folder / "results.json").read_text())["metrics"]["test"][-1]
+    row = json.loads((graph.run_folder / "results.json").read_text())["metrics"]["test"][-1]
     assert len(lines) == row["tokens"]
     assert -sum(line["log_probability"] for line in lines) / len(lines) == pytest.approx(row["loss"], abs=1e-5)
     for line in lines:
         assert sum(line["parts"].values()) == pytest.approx(math.exp(line["log_probability"]), abs=1e-5)
         assert min(line["parts"].values()) > -1e-5
         assert (line["weights"] == {}) if mixture == "none" else sum(line["weights"].values()) == pytest.approx(1, abs=1e-5)
-    corpus = plan.evaluated_corpus.corpus()
+    corpus = graph.evaluated_corpus.corpus()
     text, names = corpus.split("test"), corpus.names("test")
     line = lines[len(lines) // 2]
     first = text.offsets[names.index(line["document"])]

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from trime.lab.artefact import Artefact
 from trime.lab.runner import run
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 DATA = {".safetensors", ".npy", ".bin", ".index"}  # JSON has times
 
@@ -39,7 +39,7 @@ def test_a_store_fits_the_same_model_trained_again(tiny: Callable[..., DictConfi
         tiny("experiment=knn_lm", "dataset.modules=20", f"paths.outputs={tmp_path}/{number}") for number in range(2)
     )
     run(first)
-    store: Artefact | None = Plan(first).store_of(first)
+    store: Artefact | None = Graph(first).store_of(first)
     assert store is not None
     other = tiny("experiment=knn_lm", "dataset.modules=20", f"paths.outputs={tmp_path}/1", f"datastore.path={store.path()}")
     assert run(other).loss == run(again).loss

@@ -15,7 +15,7 @@ from trime.lab.runner import run
 from trime.memory.inference.base import StateScope
 from trime.stages import scoring
 from trime.stages.encode import read_windows
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.scoring import text_parts
 
 STAGES = "prepare,pack,fit,encode,datastore,tune,evaluate"
@@ -23,11 +23,11 @@ STAGES = "prepare,pack,fit,encode,datastore,tune,evaluate"
 
 def figures(config: DictConfig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run the stages tune and evaluate anew; return the rows on test and the tuned settings, without what was measured."""
-    plan = Plan(config)
-    for artefact in (*plan.tune.build_order(), plan.evaluate):
+    graph = Graph(config)
+    for artefact in (*graph.tune.build_order(), graph.evaluate):
         shutil.rmtree(artefact.folder, ignore_errors=True)
     run(config)
-    rows, tuned = plan.evaluate.rows(), plan.tune.tuned()
+    rows, tuned = graph.evaluate.rows(), graph.tune.tuned()
     measured = {"tokens_per_second", "peak_memory_mb", "seconds", "processor_ms_per_token"}
     return [{name: row[name] for name in row.keys() - measured} for row in rows], {
         name: tuned[name] for name in tuned.keys() - measured
@@ -72,7 +72,7 @@ def test_a_replay_in_parts_is_that_of_the_whole_text(
     contents = []
     for size in (10**9, 200):
         monkeypatch.setattr(scoring, "PART", size)
-        replay, folder = Plan(config).replay, tmp_path / str(size)
+        replay, folder = Graph(config).replay, tmp_path / str(size)
         folder.mkdir()
         parts = replay.open_parts(folder)
         parts.make(0, lambda amount: None)
@@ -100,7 +100,7 @@ def test_parts_begin_where_nothing_is_carried(
     text += ("evaluate.sample=starts",)  # of more documents than whole ones would be
     config = tiny("experiment=cache", *text, f"paths.outputs={tmp_path}/outputs", "stages=[prepare,fit,encode]")
     run(config)
-    encoded = Plan(config).valid
+    encoded = Graph(config).valid
     windows = [*read_windows(encoded.path(), scoring.device_of(config))]
     monkeypatch.setattr(scoring, "PART", 100)
     for carried in StateScope:

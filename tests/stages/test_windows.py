@@ -15,17 +15,17 @@ from safetensors.torch import load_file
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.stages.encode import Encode
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 WORDS = "experiment=knn_lm", "dataset.modules=20", "train.updates=2"
 
 
-def plan_of(tiny: Callable[..., DictConfig], tmp_path: Path, *settings: str) -> tuple[Plan, Encode]:
-    """Return the plan of a run of the first stages, and what encodes its datastore."""
-    plan = Plan(tiny(*WORDS, "stages=[prepare,fit,encode]", f"paths.outputs={tmp_path}/outputs", *settings))
-    store = plan.store_of(plan.config)
+def graph_of(tiny: Callable[..., DictConfig], tmp_path: Path, *settings: str) -> tuple[Graph, Encode]:
+    """Return the graph of a run of the first stages, and what encodes its datastore."""
+    graph = Graph(tiny(*WORDS, "stages=[prepare,fit,encode]", f"paths.outputs={tmp_path}/outputs", *settings))
+    store = graph.store_of(graph.config)
     assert isinstance(store, Encode)
-    return plan, store
+    return graph, store
 
 
 def shards(store: Encode) -> list[bytes]:
@@ -42,39 +42,39 @@ def columns(store: Encode) -> dict[str, list[torch.Tensor]]:
 def test_a_datastore_has_windows_of_its_own(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
     """Its keys are those of windows that are evaluated with the same block and context; evaluated text keeps its own."""
     sizes = {"block": 40, "context": 8}
-    plan, store = plan_of(tiny, tmp_path, *(f"datastore.{name}={size}" for name, size in sizes.items()))
-    other_plan, expected = plan_of(tiny, tmp_path, *(f"evaluate.{name}={size}" for name, size in sizes.items()))
-    default_plan, default = plan_of(tiny, tmp_path)
-    for one in (plan, other_plan):
+    graph, store = graph_of(tiny, tmp_path, *(f"datastore.{name}={size}" for name, size in sizes.items()))
+    other_plan, expected = graph_of(tiny, tmp_path, *(f"evaluate.{name}={size}" for name, size in sizes.items()))
+    default_plan, default = graph_of(tiny, tmp_path)
+    for one in (graph, other_plan):
         run(one.config)
     assert shards(store) == shards(expected) != []
-    assert plan.valid.name == default_plan.valid.name != other_plan.valid.name and store.name != default.name
-    windows = store.windows(plan.text_of(plan.config).corpus())
+    assert graph.valid.name == default_plan.valid.name != other_plan.valid.name and store.name != default.name
+    windows = store.windows(graph.text_of(graph.config).corpus())
     assert int(windows.context.max()) == sizes["context"] and int((windows.length - windows.context).max()) == sizes["block"]
 
 
 def test_a_datastore_is_the_same_artefact_by_its_own_windows(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
     """Whether they are named or taken from evaluation; with windows of its own it does not depend on those of evaluation."""
-    plan, default = plan_of(tiny, tmp_path)
-    sizes: Any = plan.config.evaluate
+    graph, default = graph_of(tiny, tmp_path)
+    sizes: Any = graph.config.evaluate
     own = f"datastore.block={sizes.block}", f"datastore.context={sizes.context}"
-    assert {plan_of(tiny, tmp_path, *own, *more)[1].name for more in ([], ["evaluate.block=48", "evaluate.context=16"])} == {
+    assert {graph_of(tiny, tmp_path, *own, *more)[1].name for more in ([], ["evaluate.block=48", "evaluate.context=16"])} == {
         default.name
     }
 
 
 def test_windows_of_like_length_are_read_together(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
     """Each batch holds the next longest windows; the shards hold what windows read one by one give, in the text's order."""
-    plan, store = plan_of(tiny, tmp_path, "evaluate.batch_tokens=300")
-    run(plan.config)
-    corpus = plan.text_of(plan.config).corpus()
+    graph, store = graph_of(tiny, tmp_path, "evaluate.batch_tokens=300")
+    run(graph.config)
+    corpus = graph.text_of(graph.config).corpus()
     windows = store.windows(corpus)
     batches = store.batches(windows, False)
     lengths = windows.length[np.concatenate(batches)]
     assert sorted(np.concatenate(batches)) == [*range(len(windows))] and len(set(lengths)) > 1 and max(map(len, batches)) > 1
     assert (lengths[1:] <= lengths[:-1]).all()
 
-    alone, one_by_one = plan_of(tiny, tmp_path, "evaluate.batch_tokens=1", f"paths.outputs={tmp_path}/alone")
+    alone, one_by_one = graph_of(tiny, tmp_path, "evaluate.batch_tokens=1", f"paths.outputs={tmp_path}/alone")
     run(alone.config)
     together, expected = ({name: torch.cat(parts) for name, parts in columns(each).items()} for each in (store, one_by_one))
     firsts = np.add(windows.document_offset, windows.start + windows.context)
@@ -93,9 +93,9 @@ def test_the_published_order_is_of_windows_without_context(
 ) -> None:
     """Those of the datastore decide, not those of evaluated text."""
     others = f"evaluate.context={8 - context}", "compatibility.sorted_windows=true", "mixture.model.history=[]"
-    plan, store = plan_of(tiny, tmp_path, f"datastore.context={context}", *others)
-    run(plan.config)
-    lengths = store.windows(plan.text_of(plan.config).corpus()).length
+    graph, store = graph_of(tiny, tmp_path, f"datastore.context={context}", *others)
+    run(graph.config)
+    lengths = store.windows(graph.text_of(graph.config).corpus()).length
     assert (lengths[1:] >= lengths[:-1]).all() == (context == 0)
 
 

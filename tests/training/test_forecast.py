@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from trime.common.quantities import duration
 from trime.errors import UserError
 from trime.lab.runner import run
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.training.callbacks import forecast
 from trime.training.callbacks.forecast import MEASURED, WARM_UP
 
@@ -48,7 +48,7 @@ def test_checkpoints_must_fit_on_the_disk(tiny: Tiny, tmp_path: Path, monkeypatc
     config = tiny(*BEFORE, f"paths.outputs={tmp_path}")
     with pytest.raises(UserError, match=r"checkpoints need up to 1 MiB: free space"):
         run(config)
-    assert not Plan(config).fit.folder.exists()
+    assert not Graph(config).fit.folder.exists()
 
 
 def test_durations_are_words() -> None:

@@ -21,7 +21,7 @@ from trime.data.module import TextDataModule
 from trime.data.tokenizers import Bytes, Whitespace
 from trime.errors import UserError
 from trime.lab.config_hash import config_hash
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.preflight import check
 from trime.training.schedules import check_scheduler_state
 
@@ -112,7 +112,7 @@ def test_a_data_module_needs_a_number_of_updates(text_folder: Path, tmp_path: Pa
 def test_callbacks_loggers_and_arguments_come_from_settings(tiny: Tiny, tmp_path: Path) -> None:
     """They reach the trainer; those that may change the model enter its hash, a logger does not."""
     fixed = ("experiment=vanilla", "dataset.modules=20", f"paths.outputs={tmp_path}")
-    plain, logged = Plan(tiny(*fixed)), Plan(tiny(*fixed, CSV))
+    plain, logged = Graph(tiny(*fixed)), Graph(tiny(*fixed, CSV))
     assert plain.fit.fingerprint == logged.fit.fingerprint and config_hash(plain.config) == config_hash(logged.config)
     config = tiny(*fixed, LR, CSV, "train.log_every=1", "+trainer.extra.limit_val_batches=2")
     others = [
@@ -121,12 +121,12 @@ def test_callbacks_loggers_and_arguments_come_from_settings(tiny: Tiny, tmp_path
         tiny(*fixed, "callbacks=learning_rate"),
         config,
     ]
-    hashes = {Plan(other).fit.fingerprint for other in others}
+    hashes = {Graph(other).fit.fingerprint for other in others}
     assert len(hashes) == 3 and plain.fit.fingerprint not in hashes and len(set(map(config_hash, others))) == 3
-    assert Plan(tiny(*fixed, LR, "callbacks.lr=null")).fit.fingerprint == plain.fit.fingerprint
+    assert Graph(tiny(*fixed, LR, "callbacks.lr=null")).fit.fingerprint == plain.fit.fingerprint
     check(config)
     train(config)
-    with open(Plan(config).run_folder / "logged" / "metrics.csv", newline="") as file:
+    with open(Graph(config).run_folder / "logged" / "metrics.csv", newline="") as file:
         assert [row["lr-AdamW"] for row in csv.DictReader(file) if row["lr-AdamW"]]
 
 
@@ -138,7 +138,7 @@ def test_training_may_stop_early(tiny: Tiny, tmp_path: Path) -> None:
         *(f"+callbacks.stop={stop}", f"paths.outputs={tmp_path}"),
     )
     train(config)
-    report = json.loads((Plan(config).model.path() / "train.json").read_text())
+    report = json.loads((Graph(config).model.path() / "train.json").read_text())
     assert report["updates"] == report["kept_update"] == 4
 
 
@@ -155,7 +155,7 @@ def test_epochs_of_few_batches(argument: str, tiny: Tiny, tmp_path: Path, monkey
         train(broken)
     resumed = train(broken)
     assert all(torch.equal(resumed[name], weight) for name, weight in weights.items())
-    with open(Plan(broken).model.path() / "metrics.csv", newline="") as file:
+    with open(Graph(broken).model.path() / "metrics.csv", newline="") as file:
         validated = [int(row["update"]) for row in csv.DictReader(file) if row["valid/objective"]]
     assert validated == [3, 6]
 
@@ -165,7 +165,7 @@ def test_several_processes_log_once(tiny: Tiny, tmp_path: Path) -> None:
     devices = ("trainer.devices=2", "trainer.accelerator=cpu", "train.log_every=1", f"paths.outputs={tmp_path}")
     config = tiny("experiment=vanilla", "dataset.modules=20", LR, CSV, *devices)
     train(config)
-    with open(Plan(config).run_folder / "logged" / "metrics.csv", newline="") as file:
+    with open(Graph(config).run_folder / "logged" / "metrics.csv", newline="") as file:
         assert [row["step"] for row in csv.DictReader(file) if row["lr-AdamW"]] == ["0", "1"]
 
 

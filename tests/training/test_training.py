@@ -30,7 +30,7 @@ from trime.models.layers.embeddings import AdaptiveInput
 from trime.models.layers.heads import AdaptiveSoftmax
 from trime.models.network import Network
 from trime.stages import graph as plan_module
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.training.language_model import LanguageModel, UpdateSettings
 
 Tiny = Callable[..., DictConfig]
@@ -144,7 +144,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     monkeypatch.setattr(progress, "IN_FILE", 0)
     with crash_before(5, monkeypatch):
         train(broken)
-    assert not Plan(broken).model.folder.exists()
+    assert not Graph(broken).model.folder.exists()
     capsys.readouterr()
     resumed = train(broken)
     shown = capsys.readouterr().err
@@ -153,9 +153,9 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     assert all(torch.equal(resumed[name], unbroken[name]) for name in unbroken)
     histories = []
     for config in (broken, tiny(*options)):
-        with open(Plan(config).model.path() / "metrics.csv", newline="") as file:
+        with open(Graph(config).model.path() / "metrics.csv", newline="") as file:
             histories.append([{key: row[key] for key in row if key != "tokens_per_second"} for row in csv.DictReader(file)])
-    assert histories[0] == histories[1] and not (Plan(broken).model.path() / "checkpoints").exists()
+    assert histories[0] == histories[1] and not (Graph(broken).model.path() / "checkpoints").exists()
 
 
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("vanilla", "trime_long", "srupp_trime_long", "memorizing")]
@@ -171,14 +171,14 @@ def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_p
     difference = {name: float((one[name] - two[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")}
     assert max(difference.values()) < 5e-5, difference  # the gradient of the keys' biases is noise, which Adam amplifies
     reports = [
-        json.loads((Plan(c).model.path() / "train.json").read_text())
+        json.loads((Graph(c).model.path() / "train.json").read_text())
         for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
     ]
     assert [report["devices"] for report in reports] == [1, 2] and reports[0]["tokens"] == reports[1]["tokens"]
     validations = [
         [
             float(row["valid/objective"])
-            for row in csv.DictReader(open(Plan(c).model.path() / "metrics.csv"))
+            for row in csv.DictReader(open(Graph(c).model.path() / "metrics.csv"))
             if row["valid/objective"]
         ]
         for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
@@ -312,14 +312,14 @@ def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, session_folder: Path, tm
 
 def objectives(config: DictConfig) -> dict[int, float]:
     """Return the objective of every validation, by update."""
-    with open(Plan(config).model.path() / "metrics.csv", newline="") as file:
+    with open(Graph(config).model.path() / "metrics.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["valid/objective"]]
     return {int(row["update"]): float(row["valid/objective"]) for row in rows}
 
 
 def kept_update(config: DictConfig) -> int:
     """Return the update whose weights the run kept."""
-    return json.loads((Plan(config).model.path() / "train.json").read_text())["kept_update"]
+    return json.loads((Graph(config).model.path() / "train.json").read_text())["kept_update"]
 
 
 GETS_WORSE = (

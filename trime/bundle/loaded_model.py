@@ -20,7 +20,7 @@ from trime.config.schema import Generate
 from trime.decoding.generation import AttributedToken
 from trime.errors import UserError
 from trime.stages.export import BUNDLE
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.samples.writers import GeneratedToken, Writer
 
 TINY = 5e-324  # the smallest probability whose logarithm exists
@@ -50,19 +50,19 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     for part, name in [*paths, (config.mixture, "path"), *((dataset, "path") for dataset in datasets if dataset)]:
         if isinstance(given := part.get(name), str):
             part[name] = given if is_url(given) else str(started_in / Path(given).expanduser())
-    return LoadedModel(Plan(config))
+    return LoadedModel(Graph(config))
 
 
 class LoadedModel:
     """A run's model with the memories and the mixture of its own row, in the state in which a text begins."""
 
-    def __init__(self, plan: Plan):
-        self.plan, self.writer = plan, Writer(plan)
+    def __init__(self, graph: Graph):
+        self.graph, self.writer = graph, Writer(graph)
         self.label = self.writer.label
 
     def start(self, **settings: Any) -> Writer:
         """Return the writer at the start of a text, with settings of ``generate`` for it; UserError at an unknown one."""
-        generate = self.plan.config.generate
+        generate = self.graph.config.generate
         if unknown := settings.keys() - generate.keys():
             raise UserError(f"there is no setting {', '.join(sorted(unknown))}: choose from {', '.join(generate)}")
         checked(Generate, plain(generate) | settings, "generate")

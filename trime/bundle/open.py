@@ -1,4 +1,4 @@
-"""open: the plan of an exported bundle, whose artefacts are read from its folder."""
+"""open: the graph of an exported bundle, whose artefacts are read from its folder."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
 from trime.data import tokenizers
 from trime.errors import UserError
 from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
-from trime.stages.graph import Plan
-
-SHARED = {"stored_corpus": ".prepare", "store": ".encode", "index": ".datastore"}  # roles of format 1, of all memories alike
+from trime.stages.graph import Graph
 
 
-def open_bundle(folder: Path, trusted: bool) -> Plan:
-    """Return the plan of a bundle; UserError if it is damaged, of another version, or names code that is not the lab's.
+def open_bundle(folder: Path, trusted: bool) -> Graph:
+    """Return the graph of a bundle; UserError if it is damaged, of another version, or names code that is not the lab's.
 
     ``trusted``: what it names is imported and called, whatever it is.
     """
@@ -40,13 +38,12 @@ def open_bundle(folder: Path, trusted: bool) -> Plan:
         if section.get("path"):
             section["path"] = str(outputs / section["path"])
     config["model"] = replaced(config["model"], PRETRAINED, str(folder / PRETRAINED))
-    plan = Plan(OmegaConf.create(config))
-    plan.run_folder = folder
-    for own, artefact in roles_of(plan):
-        for role, name in content["artefacts"].items():
-            if role == own or (role in SHARED and own.endswith(SHARED[role])):
-                vars(artefact)["fingerprint"] = name.rpartition("-")[2]  # in place of the one that it would compute
-    return plan
+    graph = Graph(OmegaConf.create(config))
+    graph.run_folder = folder
+    for own, artefact in roles_of(graph):
+        if name := content["artefacts"].get(own):
+            vars(artefact)["fingerprint"] = name.rpartition("-")[2]  # in place of the one that it would compute
+    return graph
 
 
 def read_bundle(folder: Path) -> dict[str, Any]:
@@ -59,8 +56,8 @@ def read_bundle(folder: Path) -> dict[str, Any]:
         raise UserError(f"{file} does not describe a bundle: {remedy}") from None
     if checksum != checksum_of(content):
         raise UserError(f"{file} is not as it was written: {remedy}")
-    if content["format"] not in (1, FORMAT):
-        raise UserError(f"{file} is of format {content['format']}, of trime {content['version']}; this version reads {FORMAT}")
+    if content["format"] != FORMAT:
+        raise UserError(f"{file} is of format {content['format']}, this version reads {FORMAT}: export the run again")
     return content
 
 

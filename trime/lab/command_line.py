@@ -202,12 +202,14 @@ def is_about_runs(words: list[str]) -> bool:
 def look_after(words: list[str]) -> int:
     """Run a command that is about finished runs alone, composed once and without Hydra's job; return the exit status."""
     from trime.config.compose import compose_config
-    from trime.lab.storage import look_after_runs
+    from trime.lab.storage import DISK, LIST, PRUNE
 
     config = compose_config(*words)
     try:
         validate(config)
-        look_after_runs(config)
+        for stage in (LIST, DISK, PRUNE):
+            if stage.on_config and stage.name in config.stages:
+                stage.on_config(config)
     except Exception as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
         return 1

@@ -4,157 +4,94 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
+from hydra.utils import get_method
 from omegaconf import DictConfig
 
-from trime.common.cpu import prepare_cpu
 from trime.common.io import plain
 from trime.config.check import validate
 from trime.config.compose import command_of
 from trime.config.schema import STAGES
 from trime.errors import UserError
 from trime.lab.baseline import baseline_overrides
-from trime.lab.log_results import log_once
 from trime.lab.provenance import command
-from trime.lab.storage import NEEDS, STORAGE_STAGES, note_needs
+from trime.lab.stage import RunOutcome, Stage, requested_stages
+from trime.lab.storage import NEEDS, note_needs
 from trime.lab.tracking import finishing_wandb_run
 from trime.report.report_runs import check_report, report_several
 from trime.report.results import find_runs, read_runs
-from trime.stages.audit import audit
-from trime.stages.export import export
-from trime.stages.generate import generate
-from trime.stages.graph import Plan
-from trime.stages.graphs import build_plan
-from trime.stages.ledger import write_ledger
-from trime.stages.preflight import check
-from trime.stages.pretrained import ensure_model_folder
-from trime.stages.report import report_answers, report_replay, report_run
-from trime.training.processes import device_of, is_worker
+from trime.training.processes import is_worker
 
 log = logging.getLogger(__name__)
 
 LOG = "log.txt"  # in a run's folder
-BEFORE_TRAINING = ("import", "prepare", "pack")
-# Stages about all runs, which need no text.
-HOUSEKEEPING: dict[str, Callable[[DictConfig], object]] = {
-    "ledger": write_ledger,
-    **STORAGE_STAGES,
-}
-# Stages that run only when they are named.
-OPTIONAL_STAGES = (
-    "init_small",
-    "train_small",
-    "answer",
-    "generate",
-    "record",
-    "replay",
-    "audit",
-    "export",
-    *HOUSEKEEPING,
-)
-
-
-class RunOutcome(NamedTuple):
-    """Dev loss of the experiment's own row in nats, which sweeps minimise, and the folders of the reported runs.
-
-    ``made``: whether anything was made; else the run was complete already.
-    """
-
-    loss: float | None = None
-    folders: tuple[Path, ...] = ()
-    made: bool = False
-
-
-def report_sweep(config: DictConfig, folders: list[Path], command: str) -> None:
-    """Report all runs of a sweep and its command together; a single run only if it is to be kept or has a frontier."""
-    if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
-        check_report(config)
-        report_several(config, read_runs(folder / "results.json" for folder in folders), command)
+OPEN_GRAPH = "trime.stages.preflight.open_graph"  # by name, for stages import from this room
 
 
 def run(config: DictConfig) -> RunOutcome:
     """Run the configured stages, or with ``report.runs`` report finished runs; return the loss and the reported folders."""
     validate(config)
     stages, outcome = requested_stages(config), RunOutcome()
-    stages_of_run = [stage for stage in stages if stage not in HOUSEKEEPING]
+    of_experiment = [stage for stage in stages if not stage.on_config]
     if config.report.runs:
-        report_finished_runs(config, stages)
-    elif stages_of_run or not stages:
-        baseline = baseline_overrides(config) if config.report.baseline and "report" in stages else []
-        outcome = run_experiment(config, stages_of_run)
+        report_finished_runs(config, [stage.name for stage in stages])
+    elif of_experiment or not stages:
+        with_report = any(stage.name == "report" for stage in stages)
+        baseline = baseline_overrides(config) if config.report.baseline and with_report else []
+        outcome = run_experiment(config, of_experiment)
         if baseline:
             with command_of(*baseline) as other:
-                compared = run_experiment(other, stages_of_run)
-                folders, made = (*outcome.folders, *compared.folders), outcome.made or compared.made
-                outcome = outcome._replace(folders=folders, made=made)
+                outcome = outcome.then(run_experiment(other, of_experiment)._replace(loss=None))
     for stage in stages:
-        if stage in HOUSEKEEPING:
-            HOUSEKEEPING[stage](config)
+        if stage.on_config:
+            stage.on_config(config)
     return outcome
 
 
-def requested_stages(config: DictConfig) -> list[str]:
-    """Return the configured stages in the order in which they run; UserError if one does not exist.
-
-    A trial of a search does not score test: it neither evaluates nor reports.
-    """
-    known = (*STAGES, *OPTIONAL_STAGES)
-    unknown = [stage for stage in config.stages if stage not in known]
-    if unknown:
-        raise UserError(f"there is no stage {unknown[0]}: choose stages from {', '.join(known)}")
-    left_out = ("evaluate", "report") if config.search else ()
-    return [stage for stage in known if stage in config.stages and stage not in left_out]
-
-
-def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
-    """Report the runs that ``report.runs`` matches; UserError if other stages than ``report`` are asked for as well."""
-    if stages not in (["report"], STAGES):
-        raise UserError(f"stages=[{','.join(stages)}]: report.runs reports finished runs only; set stages=[report]")
-    patterns = plain(config.report.runs)
-    patterns = patterns if isinstance(patterns, list) else [patterns]
-    check_report(config)
-    runs = find_runs(patterns)
-    if not runs:
-        raise UserError(f"report.runs={', '.join(patterns)} matches no results of a run: name folders or files of results")
-    report_several(config, runs, command())
-
-
-def run_experiment(config: DictConfig, stages: list[str]) -> RunOutcome:
+def run_experiment(config: DictConfig, stages: Sequence[Stage]) -> RunOutcome:
     """Check the configuration, then run an experiment's stages in order; on a further machine only its share."""
-    ensure_model_folder(config)
-    check(config)
-    if device_of(config).type == "cpu":
-        prepare_cpu()
-    plan, outcome = build_plan(config), RunOutcome()
-    with finishing_wandb_run(), logging_to_file(log_file(plan, stages)):
-        if is_worker(config):
-            assist_training(plan, stages)
+    graph = get_method(OPEN_GRAPH)(config)
+    names = [stage.name for stage in stages]
+    worker, has_log = is_worker(config), any(stage.has_log for stage in stages)
+    with finishing_wandb_run(), logging_to_file(graph.folder_of(names) / LOG if has_log and not worker else None):
+        if worker:
+            assist_training(graph, stages)
             log.info("this machine is done: the first one goes on alone (engine=ray shares the other stages)")
-            return outcome
-        artefacts = [artefact for stage in stages if stage != "init_small" for artefact in plan.made_by(stage)]
+            return RunOutcome()
+        artefacts = [artefact for stage in stages if stage.of_run for artefact in stage.artefacts(graph)]
         missing = [artefact for artefact in artefacts if not artefact.folder.is_dir()]
         if artefacts:
-            note_needs(results_folder(plan, stages), [artefact.name for artefact in artefacts])
+            note_needs(graph.folder_of(names), [artefact.name for artefact in artefacts])
+        outcome = RunOutcome(made=bool(missing))
         for stage in stages:
-            outcome = run_stage(plan, stage, outcome)
-        if {"report", "answer"} & {*stages}:
-            (results_folder(plan, stages) / NEEDS).unlink(missing_ok=True)  # results.json says it from now on
-    return outcome._replace(made=bool(missing))
+            outcome = outcome.then(run_stage(graph, stage))
+        for finished in outcome.folders:
+            (finished / NEEDS).unlink(missing_ok=True)  # results.json says it from now on
+    return outcome
 
 
-def results_folder(plan: Plan, stages: list[str]) -> Path:
-    """Return the folder of the results of these stages."""
-    return plan.answers_folder if {"train_small", "answer"} & {*stages} else plan.run_folder
+def run_stage(graph: Any, stage: Stage) -> RunOutcome:
+    """Make what a stage is to make, unless it exists already, and log which of the two it was; return what it adds."""
+    stage.before(graph)
+    for artefact in stage.artefacts(graph):
+        made = artefact.make()
+        log.info(f"{stage.name}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}")
+    outcome = stage.after(graph)
+    return outcome if isinstance(outcome, RunOutcome) else RunOutcome()
 
 
-def log_file(plan: Plan, stages: list[str]) -> Path | None:
-    """Return the file of a run's messages, in the folder of its results; None for stages that write no results."""
-    writes = {"answer", "evaluate", "replay", "report"} & {*stages} and not is_worker(plan.config)
-    return results_folder(plan, stages) / LOG if writes else None
+def assist_training(graph: Any, stages: Sequence[Stage]) -> None:
+    """Do a further machine's share of the stages as far as training, and of the training, if there is one."""
+    (training,) = [number for number, stage in enumerate(stages) if stage.name == "fit"] or [0]
+    for stage in stages[:training]:
+        run_stage(graph, stage)
+    if stages and stages[training].name == "fit" and stages[training].artefacts(graph):
+        stages[training].before(graph)
+        graph.fit.join_training()
 
 
 @contextmanager
@@ -175,52 +112,21 @@ def logging_to_file(file: Path | None) -> Iterator[None]:
         handler.close()
 
 
-def assist_training(plan: Plan, stages: list[str]) -> None:
-    """Do a further machine's share of the stages before training, and of the training."""
-    for stage in stages:
-        if stage in BEFORE_TRAINING:
-            make_artefacts(plan, stage)
-    if "fit" in stages and not plan.config.checkpoint:
-        plan.check_text()
-        plan.fit.join_training()
+def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
+    """Report the runs that ``report.runs`` matches; UserError if other stages than ``report`` are asked for as well."""
+    if stages not in (["report"], STAGES):
+        raise UserError(f"stages=[{','.join(stages)}]: report.runs reports finished runs only; set stages=[report]")
+    patterns = plain(config.report.runs)
+    patterns = patterns if isinstance(patterns, list) else [patterns]
+    check_report(config)
+    runs = find_runs(patterns)
+    if not runs:
+        raise UserError(f"report.runs={', '.join(patterns)} matches no results of a run: name folders or files of results")
+    report_several(config, runs, command())
 
 
-def run_stage(plan: Plan, stage: str, outcome: RunOutcome) -> RunOutcome:
-    """Run one stage; return the outcome so far, with what the stage added to it."""
-    match stage:
-        case "audit":
-            audit(plan)
-        case "generate":
-            generate(plan)
-        case "export":
-            export(plan)
-        case "report":
-            report = report_run(plan)
-            log_once(lambda: plan.loggers, plain(plan.config.logger), plan.run_folder, *report)
-            return RunOutcome(report.results.dev.loss, (*outcome.folders, plan.run_folder))
-        case "prepare":
-            make_artefacts(plan, stage)
-            for note in plan.duplicates:
-                log.warning(f"note: {note}")
-        case "fit":
-            plan.check_text()
-            make_artefacts(plan, stage)
-        case "replay":
-            make_artefacts(plan, stage)
-            report_replay(plan)
-        case "answer":
-            make_artefacts(plan, stage)
-            return outcome._replace(folders=(*outcome.folders, report_answers(plan)))
-        case "tune":
-            make_artefacts(plan, stage)
-            return outcome._replace(loss=plan.tune.tuned()["rows"][-1]["loss"])
-        case _:
-            make_artefacts(plan, stage)
-    return outcome
-
-
-def make_artefacts(plan: Plan, stage: str) -> None:
-    """Make what a stage is to make, unless it exists already; log which of the two it was."""
-    for artefact in plan.made_by(stage):
-        made = artefact.make()
-        log.info(f"{stage}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}")
+def report_sweep(config: DictConfig, folders: list[Path], command: str) -> None:
+    """Report all runs of a sweep and its command together; a single run only if it is to be kept or has a frontier."""
+    if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
+        check_report(config)
+        report_several(config, read_runs(folder / "results.json" for folder in folders), command)

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from trime.common.io import PARTIAL, is_locked, lock_of, megabytes, size_of, write_atomically
 from trime.errors import UserError
+from trime.lab.stage import Stage
 from trime.report.results import read_run
 from trime.report.run_result import AnsweringRun, RunResult, ScoredRun
 from trime.report.tables import TableRows, markdown
@@ -166,12 +167,9 @@ def is_in_use(folder: Path) -> bool:
     return is_locked(lock_of(folder.with_name(folder.name.removesuffix(PARTIAL))))
 
 
-# Stages about finished runs. They import nothing that trains, so that they answer at once.
-STORAGE_STAGES: dict[str, Callable[[DictConfig], None]] = {"list": list_runs, "disk": show_disk, "prune": prune}
-
-
-def look_after_runs(config: DictConfig) -> None:
-    """Run the stages about finished runs."""
-    for stage, look_after in STORAGE_STAGES.items():
-        if stage in config.stages:
-            look_after(config)
+# They import nothing that trains, so that the command line runs them at once.
+LIST, DISK, PRUNE = (
+    Stage("list", on_config=list_runs),
+    Stage("disk", on_config=show_disk),
+    Stage("prune", on_config=prune),
+)

@@ -25,12 +25,13 @@ from trime.common.types import LogMass, Tensor, contexts_of, is_token
 from trime.data.corpus import Split
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
+from trime.lab.stage import Stage
 from trime.memory.inference.base import StateScope, Window
 from trime.memory.retrieval.datastore import Datastore, KNNMemory
 from trime.models.network import Reader
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.stages.encode import read_windows
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.model_io import open_network
 from trime.stages.scoring import build_scorer
 from trime.training.processes import device_of
@@ -45,15 +46,15 @@ MAX_COPIED = 0.5  # share of a test document that may consist of runs in the dat
 class Audit:
     """The checks of a run, with its text, model and memories."""
 
-    def __init__(self, plan: Plan):
-        config, self.plan = plan.config, plan
-        self.corpus = plan.evaluated_corpus.corpus()
+    def __init__(self, graph: Graph):
+        config, self.graph = graph.config, graph
+        self.corpus = graph.evaluated_corpus.corpus()
         self.text = self.corpus.split("test")
-        self.windows: Segments = plan.test.windows(self.corpus)
-        self.network, _ = open_network(plan.model.path(), config)
+        self.windows: Segments = graph.test.windows(self.corpus)
+        self.network, _ = open_network(graph.model.path(), config)
         self.device = device_of(config)
         self.network.to(self.device)
-        self.scorer = build_scorer(config, plan.tune.rows(), plan.memories, plan.test)
+        self.scorer = build_scorer(config, graph.tune.rows(), graph.memories, graph.test)
         self.unaltered: dict[int, list[Tensor]] = {}  # scores by window number
 
     @property
@@ -139,7 +140,7 @@ class Audit:
     def stored_encoding_error(self, number: int) -> float:
         """Return the mean difference between the scores by stored and by fresh encodings of a window, in nats per token."""
         numbers = self.relevant_windows(number)
-        windows = islice(read_windows(self.plan.test.path(), self.device), numbers[0], numbers[-1] + 1)
+        windows = islice(read_windows(self.graph.test.path(), self.device), numbers[0], numbers[-1] + 1)
         (*_, (_, row_scores)) = self.scorer.score_rows(windows)
         pairs = zip(row_scores, self.unaltered_scores(number), strict=True)
         return float(np.max([float((stored[0, 0] - fresh).abs().mean()) for stored, fresh in pairs]))
@@ -169,7 +170,7 @@ class Audit:
         """Return the largest share of entries retrieved from datastores of the test text that are of the query's document."""
         shares: dict[str, float] = {}
         for nearest in (nearest for nearest in self.searches if nearest.hide_own):
-            windows = read_windows(self.plan.test.path(), torch.device("cpu"))
+            windows = read_windows(self.graph.test.path(), torch.device("cpu"))
             for window in islice(windows, None, None, max(1, len(self.windows) // MAX_WINDOWS)):
                 score, _, index = nearest.entries(window.query)
                 own = (nearest.store.document[index] == window.query.positions.document[:, None]) & score.isfinite()
@@ -178,12 +179,12 @@ class Audit:
         return shares
 
 
-def audit(plan: Plan) -> dict[str, Any]:
+def audit(graph: Graph) -> dict[str, Any]:
     """Run all checks of a finished run and write audit.json; UserError if one is violated. Return the measurements."""
-    checks = Audit(plan)
+    checks = Audit(graph)
     numbers = evenly_spaced(np.arange(len(checks.windows)))
     scopes = [scored.state_scope for scored in (*checks.scorer.rows, *checks.scorer.memories.values())]
-    bounded = plan.config.evaluate.bounded and StateScope.CORPUS not in scopes
+    bounded = graph.config.evaluate.bounded and StateScope.CORPUS not in scopes
     # The first windows of documents that follow another one would be affected first if its text leaked.
     borders = evenly_spaced(np.flatnonzero(np.diff(checks.windows.document)) + 1) if bounded else []
     later = [checks.change_by_later_tokens(number) for number in Progress(numbers, unit="window", desc="audit later tokens")]
@@ -204,10 +205,10 @@ def audit(plan: Plan) -> dict[str, Any]:
         "datastore_is_the_test_text": checks.stores_test_text,
         "tolerance": TOLERANCE,
     }
-    plan.run_folder.mkdir(parents=True, exist_ok=True)
-    write_json(plan.run_folder / "audit.json", results)
+    graph.run_folder.mkdir(parents=True, exist_ok=True)
+    write_json(graph.run_folder / "audit.json", results)
     if violated := violations(results):
-        raise UserError(f"audit: {'; '.join(violated)} (see {plan.run_folder / 'audit.json'})")
+        raise UserError(f"audit: {'; '.join(violated)} (see {graph.run_folder / 'audit.json'})")
     print(verdict(results, {nearest.hide_own for nearest in checks.searches}))
     return results
 
@@ -288,3 +289,6 @@ def hashes(rows: np.ndarray) -> np.ndarray:
     for column in range(RUN_LENGTH):
         result += (rows[:, column].astype(np.uint64) + np.uint64(1)) * factors[column]
     return result
+
+
+AUDIT = Stage("audit", after=audit)

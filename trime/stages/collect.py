@@ -19,49 +19,49 @@ from trime.lab.provenance import PROVENANCE, provenance
 from trime.report.results import read_run
 from trime.report.run_result import Dataset, Datastore, Row, ScoredRun, ScoredText, Subsets, Training
 from trime.stages.encode import Encode
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.prepare import PreparedText
 
 MAKING = [stage for stage in STAGES if stage != "report"]  # stages that make artefacts
 
 
-def collect_results(plan: Plan, also: Iterable[Artefact] = ()) -> ScoredRun:
+def collect_results(graph: Graph, also: Iterable[Artefact] = ()) -> ScoredRun:
     """Return the results of a run; ``also`` are artefacts of its report."""
-    config, model, metric = plan.config, plan.model.path(), plan.evaluated_corpus.metric
+    config, model, metric = graph.config, graph.model.path(), graph.evaluated_corpus.metric
 
     def noted(name: str) -> Any:
         """Return the content of a JSON file of the model; None if there is none."""
         return json.loads((model / name).read_text()) if (model / name).exists() else None
 
-    train, imported, tuned = noted("train.json") or {}, noted("imported.json"), plan.tune.tuned()
+    train, imported, tuned = noted("train.json") or {}, noted("imported.json"), graph.tune.tuned()
     parameters = train.pop("parameters", None)
-    scored = {encoded.split: scored_text(encoded) for encoded in (plan.valid, plan.test)}
-    rows = {"valid": tuned["rows"], "test": plan.evaluate.rows()}
-    described = {name: memory.description() for name, memory in plan.memories.stored.items()}
+    scored = {encoded.split: scored_text(encoded) for encoded in (graph.valid, graph.test)}
+    rows = {"valid": tuned["rows"], "test": graph.evaluate.rows()}
+    described = {name: memory.description() for name, memory in graph.memories.stored.items()}
     stores = {name: Datastore(**(about | tuned["recall"][name])) for name, about in described.items() if about}
     content: dict[str, Any] = {
         "staleness": noted("staleness.json"),
-        "subsets": Subsets(**plan.subsets.summary()) if plan.subsets else None,
-        "analysis": plan.analysis.summary() if plan.analysis else None,
+        "subsets": Subsets(**graph.subsets.summary()) if graph.subsets else None,
+        "analysis": graph.analysis.summary() if graph.analysis else None,
         "imported": imported,
-        "evaluation_dataset": dataset_of(plan.evaluated_corpus) if plan.evaluated_corpus is not plan.corpus else None,
+        "evaluation_dataset": dataset_of(graph.evaluated_corpus) if graph.evaluated_corpus is not graph.corpus else None,
         "datastore": next(iter(stores.values()), None),  # the one that tables and pages show
         "datastores": stores or None,
     }
     return ScoredRun(
         **provenance(config),
-        dataset=dataset_of(plan.corpus),
+        dataset=dataset_of(graph.corpus),
         parameters=imported["parameters"] if imported else parameters,
         train=Training(**train),
         trained_with_memory=config.memory.get("_target_") is not None and not config.checkpoint,
         tuned=tuned["rows"][-1]["tuned"],
-        sample=plan.test.portion.sample,
+        sample=graph.test.portion.sample,
         metrics={split: [with_bits(row, metric, scored[split]) for row in of_split] for split, of_split in rows.items()},
         scored=scored,
-        duplicates=plan.duplicates,
-        durations=durations(plan),
-        made_from=made_from(plan, *MAKING, also=also),
-        artefacts={"fit": str(model), "evaluate": str(plan.evaluate.folder)},
+        duplicates=graph.duplicates,
+        durations=durations(graph),
+        made_from=made_from(graph, *MAKING, also=also),
+        artefacts={"fit": str(model), "evaluate": str(graph.evaluate.folder)},
         **{name: value for name, value in content.items() if value is not None},
     )
 
@@ -101,18 +101,18 @@ def with_bits(row: dict[str, Any], metric: str, text: ScoredText) -> Row:
     return Row(**row, bits_per_byte=bits(row["loss"]) / (text.bytes / text.tokens), **per_token.get(metric, {}))
 
 
-def made_from(plan: Plan, *stages: str, also: Iterable[Artefact] = ()) -> list[str]:
+def made_from(graph: Graph, *stages: str, also: Iterable[Artefact] = ()) -> list[str]:
     """Return the names of the artefacts of some stages, and of the folders that the configuration names in their place."""
-    config = plan.config
-    stores = [memory.config.datastore.path for memory in plan.memories.stored.values()]
+    config = graph.config
+    stores = [memory.config.datastore.path for memory in graph.memories.stored.values()]
     named = (config.checkpoint, config.datastore.path, *stores, config.mixture.get("path"), config.model.get("name"))
-    artefacts = [*also, *(artefact for stage in stages for artefact in plan.made_by(stage))]
+    artefacts = [*also, *(artefact for stage in stages for artefact in graph.made_by(stage))]
     return sorted({*(artefact.name for artefact in artefacts), *(Path(path).name for path in named if path)})
 
 
-def durations(plan: Plan) -> dict[str, float]:
+def durations(graph: Graph) -> dict[str, float]:
     """Return the seconds that each stage's artefacts took to build, whichever run built them."""
-    made = {stage: [artefact.folder for artefact in plan.made_by(stage)] for stage in MAKING}
+    made = {stage: [artefact.folder for artefact in graph.made_by(stage)] for stage in MAKING}
     return {
         stage: round(sum(build_seconds(folder) for folder in folders if folder.exists()), 2)
         for stage, folders in made.items()

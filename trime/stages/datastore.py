@@ -26,6 +26,7 @@ from trime.lab.artefact import Artefact, ConfiguredArtefact
 from trime.lab.engines import Advance
 from trime.lab.manifest import check_manifest
 from trime.lab.parts import ArtefactInParts, Parts, RunParts
+from trime.lab.stage import Stage
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.memory.retrieval.index import (
     AUTO,
@@ -298,3 +299,6 @@ def duplicates_in_store(text: PreparedText, split: str, store: ExternalStore) ->
         if found := find_duplicates(tokens, store.documents(), longest):
             where = f"datastore.path={store.folder}"
             yield describe_duplicates(found, documents.lengths, split, where, corpus.names(split))
+
+
+DATASTORE = Stage("datastore", lambda graph: graph.memories.artefacts("datastore"))

@@ -30,6 +30,7 @@ from trime.errors import UserError
 from trime.lab.artefact import Artefact, ConfiguredArtefact
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts, RunParts
+from trime.lab.stage import Stage
 from trime.memory.inference.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys, stored_numbers
 from trime.models.network import Reader
@@ -303,3 +304,6 @@ def read_windows(folder: Path, device: torch.device, low: int = 0, high: int | N
             context = int((~scored[begin:end]).sum())
             mass = LogMass(*(part[begin + context : end] for part in (target, total, *gate)))
             yield Window(contexts.take(slice(begin, end)), context, mass)
+
+
+ENCODE = Stage("encode", lambda graph: [graph.valid, *graph.memories.artefacts("encode")])

@@ -18,6 +18,7 @@ from trime.common.progress import Progress
 from trime.lab.artefact import Artefact, ConfiguredArtefact
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
+from trime.lab.stage import Stage
 from trime.memory.inference.base import Memory
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.scoring.frequency import TokenMeans, dev_frequency
@@ -151,3 +152,12 @@ def policy_name(policy: dict[str, Any]) -> str:
     settings |= {"sinks": policy.get("sinks") or None, "top_k": policy.get("top_k")}
     words = [f"{key}={value:g}" for key, value in settings.items() if value is not None]
     return " ".join([str(policy["_target_"]).split(".")[-2], *words])
+
+
+def results_on_test(graph: Any) -> list[Artefact | None]:
+    """Return the results on test, and what analyses them."""
+    subsets = graph.subsets.build_order() if graph.subsets else []
+    return [*graph.evaluate.build_order(), *subsets, graph.analysis, graph.per_token]
+
+
+EVALUATE = Stage("evaluate", results_on_test, has_log=True)

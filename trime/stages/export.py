@@ -20,16 +20,17 @@ from trime.errors import UserError, install_command
 from trime.lab.artefact import Artefact
 from trime.lab.manifest import MANIFEST, write_manifest
 from trime.lab.settings import without
+from trime.lab.stage import Stage
 from trime.report.model_card import model_card
 from trime.report.results import portable, read_run, write_results
 from trime.report.run_result import ScoredRun
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.prepare import LEARNED
 from trime.stages.pretrained import is_pretrained
 
 log = logging.getLogger(__name__)
 
-BUNDLE, FORMAT = "bundle.json", 2
+BUNDLE, FORMAT = "bundle.json", 3
 CORPUS = ("vocabulary.json", "statistics.json", LEARNED)  # what is needed of a text that no memory holds
 PRETRAINED = "pretrained-model"  # the folder of a pretrained model
 LEFT_OUT = ("expert_masses", "seconds.txt")  # files that only further stages of the run read
@@ -47,30 +48,30 @@ class Part(NamedTuple):
     files: list[Path]
 
 
-def export(plan: Plan) -> Path:
+def export(graph: Graph) -> Path:
     """Write the bundle of a run to ``export.path``, upload it to ``export.hub`` if that is set, and return its folder.
 
     UserError if the run is not finished, or the folder exists.
     """
-    config = plan.config
+    config = graph.config
     if not config.export.path:
         raise UserError("stages=[export] writes a folder: name it, export.path=DIR")
     folder = Path(config.export.path).expanduser()
     if folder.exists():
         raise UserError(f"export.path={folder} exists: delete it, or name another folder")
-    results = portable(read_run(plan.run_folder / "results.json"))
+    results = portable(read_run(graph.run_folder / "results.json"))
     assert isinstance(results, ScoredRun)
-    parts, disclosed = parts_of(plan), disclosed_memories(plan)
+    parts, disclosed = parts_of(graph), disclosed_memories(graph)
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)
     copy_parts(parts, partial)
-    if pretrained := pretrained_folder(plan):
+    if pretrained := pretrained_folder(graph):
         shutil.copytree(pretrained, partial / PRETRAINED)
     content = {
         "format": FORMAT,
         "version": trime.__version__,
-        "config": portable_config(plan),
-        "artefacts": {role: artefact.name for role, artefact in roles_of(plan)},
+        "config": portable_config(graph),
+        "artefacts": {role: artefact.name for role, artefact in roles_of(graph)},
     }
     write_json(partial / BUNDLE, content | {"checksum": checksum_of(content)})
     write_results(partial / "results.json", results)
@@ -82,30 +83,30 @@ def export(plan: Plan) -> Path:
     return folder
 
 
-def roles_of(plan: Plan) -> Iterator[tuple[str, Artefact]]:
-    """Yield the artefacts that a writer reads, with their role in the plan, as ``model`` or ``external.datastore``.
+def roles_of(graph: Graph) -> Iterator[tuple[str, Artefact]]:
+    """Yield the artefacts that a writer reads, with their role in the graph, as ``model`` or ``external.datastore``.
 
     The text that the model learned from comes first: the description of others refers to it, so that a bundle must say which
     artefact it is before they are described.
     """
-    yield "corpus", plan.corpus
-    yield "model", plan.model
-    if grid := getattr(plan.tune, "grid", None):
+    yield "corpus", graph.corpus
+    yield "model", graph.model
+    if grid := getattr(graph.tune, "grid", None):
         yield "grid", grid
-    yield "tune", plan.tune
-    for name, memory in plan.memories.stored.items():
+    yield "tune", graph.tune
+    for name, memory in graph.memories.stored.items():
         waiting = [memory.text, *memory.needs()]
         while waiting:
             artefact = waiting.pop(0)
-            if artefact not in (plan.corpus, plan.model):
+            if artefact not in (graph.corpus, graph.model):
                 yield f"{name}.{artefact.kind}", artefact
                 waiting += artefact.needs()
 
 
-def parts_of(plan: Plan) -> list[Part]:
+def parts_of(graph: Graph) -> list[Part]:
     """Return the artefacts that a writer reads; UserError if one is missing."""
-    by_folder = {artefact.path(): artefact for _, artefact in roles_of(plan)}  # two roles may have the same content
-    stored = [plan.memories.stored[name] for name in disclosed_memories(plan)]
+    by_folder = {artefact.path(): artefact for _, artefact in roles_of(graph)}  # two roles may have the same content
+    stored = [graph.memories.stored[name] for name in disclosed_memories(graph)]
     splits = [(memory.text.path(), f"{memory.split}.") for memory in stored]
 
     def goes_along(folder: Path, artefact: Artefact, file: Path) -> bool:
@@ -120,10 +121,10 @@ def parts_of(plan: Plan) -> list[Part]:
     ]
 
 
-def disclosed_memories(plan: Plan) -> list[str]:
+def disclosed_memories(graph: Graph) -> list[str]:
     """Return the names of the memories whose text goes along: those of the last row that are read from artefacts."""
-    memories = plan.tune.rows()[-1].memories
-    return [name for name in plan.memories.stored if name in memories]
+    memories = graph.tune.rows()[-1].memories
+    return [name for name in graph.memories.stored if name in memories]
 
 
 def copy_parts(parts: list[Part], target: Path) -> None:
@@ -144,34 +145,34 @@ def copy_parts(parts: list[Part], target: Path) -> None:
             write_manifest(folder, artefact.name)
 
 
-def portable_config(plan: Plan) -> dict[str, Any]:
+def portable_config(graph: Graph) -> dict[str, Any]:
     """Return the configuration without what belongs to this machine: places, loggers, devices, the datasets' readers."""
-    config = without(plain(plan.config), OF_THE_RUN)
-    tokenizer = tokenizer_target(plan)
+    config = without(plain(graph.config), OF_THE_RUN)
+    tokenizer = tokenizer_target(graph)
     reader = {"_target_": "trime.data.datasets.folder.Folder", "name": "bundle", "tokenizer": {"_target_": tokenizer}}
     config["dataset"], config["evaluate"]["dataset"] = reader, None
-    config["checkpoint"] = config["checkpoint"] and plan.model.folder.name
-    sections = [(plan.config, config["datastore"])]
+    config["checkpoint"] = config["checkpoint"] and graph.model.folder.name
+    sections = [(graph.config, config["datastore"])]
     for name, node in config["test_memories"].items():
-        if memory := plan.memories.stored.get(name):
+        if memory := graph.memories.stored.get(name):
             sections += [(memory.config, node["datastore"])] if "datastore" in node else []
         else:
             node.pop("datastore", None)
     for number, (of_section, section) in enumerate(sections):
         named = reader | {"name": f"bundle {number}"}  # texts of different memories stay different
-        section["dataset"] = named if plan.text_of(of_section) is not plan.corpus else None
-        section["path"] = of_section.datastore.path and plan.store_of(of_section).folder.name
+        section["dataset"] = named if graph.text_of(of_section) is not graph.corpus else None
+        section["path"] = of_section.datastore.path and graph.store_of(of_section).folder.name
     config["mixture"].pop("path", None)
     config["index"]["engine"] = "local"
-    if pretrained_folder(plan):
+    if pretrained_folder(graph):
         config["model"].pop("folder", None)
         config["model"] = replaced(config["model"], config["model"]["name"], PRETRAINED)
     return config
 
 
-def pretrained_folder(plan: Plan) -> Path | None:
+def pretrained_folder(graph: Graph) -> Path | None:
     """Return the folder of the run's pretrained model; None if it has none, or one that is named by its repository."""
-    folder = Path(plan.config.model.name).expanduser() if is_pretrained(plan.config) else None
+    folder = Path(graph.config.model.name).expanduser() if is_pretrained(graph.config) else None
     return folder if folder and folder.is_dir() else None
 
 
@@ -182,10 +183,10 @@ def replaced(content: Any, old: str, new: str) -> Any:
     return [replaced(value, old, new) for value in content] if isinstance(content, list) else new if content == old else content
 
 
-def tokenizer_target(plan: Plan) -> str:
+def tokenizer_target(graph: Graph) -> str:
     """Return the import path of the dataset's tokenizer; a pretrained model has its own, whichever the dataset's is."""
-    kind = type(plan.corpus.dataset.tokenizer)
-    return "trime.data.tokenizers.Words" if is_pretrained(plan.config) else f"{kind.__module__}.{kind.__qualname__}"
+    kind = type(graph.corpus.dataset.tokenizer)
+    return "trime.data.tokenizers.Words" if is_pretrained(graph.config) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def upload(folder: Path, repository: str, private: bool) -> None:
@@ -202,3 +203,6 @@ def upload(folder: Path, repository: str, private: bool) -> None:
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
         raise UserError(f"export.hub={repository}: the folder {folder} is complete, but not uploaded: {error}") from None
     log.info(f"export: uploaded {folder} to {repository}")
+
+
+EXPORT = Stage("export", after=export)

@@ -28,6 +28,7 @@ from trime.lab.artefact import Artefact, ConfiguredArtefact
 from trime.lab.config_hash import VALIDATION
 from trime.lab.manifest import check_manifest
 from trime.lab.settings import plain_settings
+from trime.lab.stage import Stage
 from trime.models.network import Network, save_network
 from trime.stages.model_io import WINDOWS, check_positions, save_transformers, weight_settings
 from trime.stages.pack import Pack
@@ -239,3 +240,6 @@ class ExternalModel(ConfiguredArtefact):
 
     def build(self, folder: Path) -> None:
         raise AssertionError("a given model is never built")
+
+
+FIT = Stage("fit", lambda graph: [None if graph.config.checkpoint else graph.model], before=lambda graph: graph.check_text())

@@ -10,33 +10,34 @@ from pathlib import Path
 from trime.common.io import plain, write_json
 from trime.data.datasets.base import lines_of
 from trime.errors import UserError
+from trime.lab.stage import Stage
 from trime.report.passages import part_texts
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.samples.writers import GeneratedToken, open_writer
 
 
-def generate(plan: Plan) -> None:
+def generate(graph: Graph) -> None:
     """Print the continuation of a prompt while it is generated, and write generated-*.json.
 
     With ``explain`` there is a line for each token, and the text as a whole beneath.
     """
-    prompt, writer = read_prompt(plan.config.prompt_file), open_writer(plan)
+    prompt, writer = read_prompt(graph.config.prompt_file), open_writer(graph)
     ids = writer.read(prompt)
     print(f"generate: prompt of {len(ids):,} tokens; {writer.label}", flush=True)
     tokens: list[GeneratedToken] = []
     shown = ""
     for token in writer.write():
         tokens.append(token)
-        if plan.config.explain:
+        if graph.config.explain:
             print(format_token(token), flush=True)
         else:
             new, shown = extend_shown(shown, writer.text(writer.written))
             print(new, end="", flush=True)
     text = writer.text([*ids, *writer.written])
-    if plan.config.explain:
+    if graph.config.explain:
         print(f"\n{writer.text(writer.written)}", flush=True)
     content = {"prompt": prompt, "text": text, "model": writer.label, "tokens": [token._asdict() for token in tokens]}
-    settings = {name: plain(plan.config[name]) for name in ("generate", "seed", "model", "eviction", "explain")}
+    settings = {name: plain(graph.config[name]) for name in ("generate", "seed", "model", "eviction", "explain")}
     file = writer.folder / f"generated-{sha256(json.dumps([prompt, settings]).encode()).hexdigest()[:8]}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, content, ensure_ascii=False)
@@ -70,3 +71,6 @@ def format_token(token: GeneratedToken) -> str:
     parts = "  ".join(part_texts(token.parts, token.agreeing))
     entries = "".join(f"\n      {e['share']:.4f} {e['memory']}: … {e['text']} ({e['place']})" for e in token.entries)
     return f"{token.text!r:<16} {token.probability:.4f} = {parts}{entries}"
+
+
+GENERATE = Stage("generate", after=generate)

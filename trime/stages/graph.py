@@ -20,6 +20,7 @@ from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Engine, Job, Local, MakePart
 from trime.lab.parts import ArtefactInParts, Parts
+from trime.lab.stage import known_stages
 from trime.lab.tracking import build_loggers
 from trime.scoring.rows import MixtureSpecs, rows_of
 from trime.stages.analysis.per_token import PerToken
@@ -28,20 +29,19 @@ from trime.stages.analysis.subsets import SubsetMixtures, Subsets
 from trime.stages.datastore import ExternalStore, duplicates_in_store
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate, TestResults
-from trime.stages.eviction.context_replay import ContextReplay
-from trime.stages.eviction.record import Record
-from trime.stages.eviction.replay import KeyReplay, Replay, replayed_policies
 from trime.stages.fit import ExternalModel, Fit, Services
 from trime.stages.import_checkpoint import Import, ImportedModel
-from trime.stages.long_context.answer import Answer
-from trime.stages.long_context.init_small import InitSmall
-from trime.stages.long_context.train_small import TrainSmall
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import TuneMixture, build_tune, given_mixture
 from trime.stages.model_io import check_positions
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, PreparedText, VocabularySettings, duplicates_of
 from trime.stages.pretrained import ensure_model_folder, is_pretrained, vocabulary_source
+from trime.stages.questions.answer import Answer
+from trime.stages.questions.train_small import TrainSmall
+from trime.stages.replay.context_replay import ContextReplay
+from trime.stages.replay.record import Record
+from trime.stages.replay.replay import KeyReplay, Replay, replayed_policies
 from trime.stages.training_task import LanguageModelTraining, TrainingTask
 from trime.stages.tune import TunedRows
 from trime.stages.windows import Portion, TextWindows, Windows
@@ -49,7 +49,7 @@ from trime.training.precision import resolved_precision
 from trime.training.processes import device_of, launch
 
 
-class Plan:
+class Graph:
     """Data flow: corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
 
     training: type[TrainingTask] = LanguageModelTraining  # what is trained
@@ -306,36 +306,21 @@ class Plan:
         runs = self.lab.outputs / "runs" / self.config.name
         return runs / f"seed{self.config.seed}-{results.fingerprint[:8]}"
 
+    def folder_of(self, stages: Sequence[str]) -> Path:
+        """Return the folder of the results of some stages."""
+        return self.answers_folder if {"train_small", "answer"} & {*stages} else self.run_folder
+
     def made_by(self, stage: str) -> list[Artefact]:
         """Return the artefacts that a stage makes for this experiment, in order; none for stages that read only."""
-        nodes: dict[str, Callable[[], Sequence[Artefact | None]]] = {
-            "import": lambda: [self.model if self.config.checkpoint and self.model.stage == "import" else None],
-            "prepare": lambda: [self.corpus, self.evaluated_corpus, *(each.text for each in self.memories.stored.values())],
-            "pack": lambda: [self.pack],
-            "fit": lambda: [None if self.config.checkpoint else self.model],
-            "encode": lambda: [self.valid, *self.memories.artefacts("encode")],
-            "datastore": lambda: self.memories.artefacts("datastore"),
-            "tune": lambda: self.tune.build_order(),
-            "evaluate": lambda: [
-                *self.evaluate.build_order(),
-                *(self.subsets.build_order() if self.subsets else []),
-                *(self.analysis, self.per_token),
-            ],
-            "init_small": lambda: [InitSmall(self.config, self.corpus)],
-            "train_small": lambda: [self.small_model if is_pretrained(self.config) else None],
-            "answer": lambda: [self.answer],
-            "record": lambda: [self.test, *self.tune.build_order()] if self.memories.replayable else [self.record],
-            "replay": lambda: [self.replay],
-        }
-        return list(dict.fromkeys(node for node in nodes.get(stage, list)() if node is not None))
+        return known_stages()[stage].artefacts(self)
 
 
-def open_job(plan_of: type[Plan], job: Job) -> MakePart:
+def open_job(graph_of: type[Graph], job: Job) -> MakePart:
     """Return what makes the parts of a job's artefact in another process, from the settings alone.
 
     A part that exists already, because the worker that made it died before it said so, is not made again.
     """
-    artefacts = [artefact for artefact in plan_in(plan_of, job.settings).made_by(job.stage) if artefact.name == job.name]
+    artefacts = [artefact for artefact in graph_in(graph_of, job.settings).made_by(job.stage) if artefact.name == job.name]
     if not artefacts or not isinstance(artefacts[0], ArtefactInParts):
         raise UserError(f"{job.stage}: a worker understands these settings differently: install the same on all machines")
     parts = artefacts[0].open_parts(job.folder)
@@ -350,16 +335,16 @@ def open_job(plan_of: type[Plan], job: Job) -> MakePart:
 
 
 @record  # an error of this process is raised in the one that launched it
-def train_in(plan_of: type[Plan], settings: str, folder: Path) -> None:
+def train_in(graph_of: type[Graph], settings: str, folder: Path) -> None:
     """Train as one of several processes."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    plan_in(plan_of, settings).fit.train(folder)
+    graph_in(graph_of, settings).fit.train(folder)
 
 
-def plan_in(plan_of: type[Plan], settings: str) -> Plan:
-    """Return the plan of a configuration as YAML, in another process or on another machine."""
+def graph_in(graph_of: type[Graph], settings: str) -> Graph:
+    """Return the graph of a configuration as YAML, in another process or on another machine."""
     config: DictConfig = OmegaConf.create(settings)  # type: ignore[assignment]
     ensure_model_folder(config)  # another machine has none
     if device_of(config).type == "cpu":
         prepare_cpu()
-    return plan_of(config)
+    return graph_of(config)

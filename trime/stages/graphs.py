@@ -1,15 +1,15 @@
-"""The plan of each kind of task."""
+"""The graph of each kind of task."""
 
 from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from trime.stages.graph import Plan
-from trime.stages.translation.graph import TranslationPlan
+from trime.stages.graph import Graph
+from trime.stages.translation.graph import TranslationGraph
 
-PLANS: dict[str, type[Plan]] = {"language_model": Plan, "translation": TranslationPlan}
+GRAPHS: dict[str, type[Graph]] = {"language_model": Graph, "translation": TranslationGraph}
 
 
-def build_plan(config: DictConfig) -> Plan:
-    """Return the plan of an experiment by its task."""
-    return PLANS[config.task](config)
+def build_graph(config: DictConfig) -> Graph:
+    """Return the graph of an experiment by its task."""
+    return GRAPHS[config.task](config)

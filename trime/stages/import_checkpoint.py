@@ -15,6 +15,7 @@ from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Free, Lab
+from trime.lab.stage import Stage
 from trime.models.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
@@ -101,3 +102,6 @@ def check_size(dictionary: Path, vocabulary: Vocabulary, table: PlainInput | Ada
             f"{dictionary} has {len(vocabulary):,} symbols with the four special ones, but the checkpoint has "
             f"{table.vocabulary:,}: name the dict.txt that belongs to it"
         )
+
+
+IMPORT = Stage("import", lambda graph: [graph.model if graph.config.checkpoint and graph.model.stage == "import" else None])

@@ -20,6 +20,7 @@ from trime.common.metrics import perplexity
 from trime.config.compose import compose_config
 from trime.config.folder import CONF
 from trime.lab.config_hash import config_hash
+from trime.lab.stage import Stage
 from trime.report.results import results_in
 from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, scored_runs
 from trime.report.tables import markdown
@@ -188,3 +189,6 @@ def table_order(table: str) -> tuple[bool, int, str]:
     """Return a sort key: TRIME's tables by number, then Attendre's."""
     digits = "".join(character for character in table if character.isdigit())
     return table.startswith("Attendre"), int(digits or 99), table
+
+
+LEDGER = Stage("ledger", on_config=write_ledger)

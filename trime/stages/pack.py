@@ -19,6 +19,7 @@ from trime.errors import UserError
 from trime.lab.artefact import Free, Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts
+from trime.lab.stage import Stage
 from trime.stages.prepare import PreparedText
 
 QUERIES = 2048  # per file of results
@@ -97,3 +98,6 @@ class PackParts(Parts):
         excluded = excluded_ranges(queries, self.segments.document, self.backend.exclude)
         write_array(self.file(number), self.backend.nearest(queries, self.pack.k, *excluded))
         advance(len(queries))
+
+
+PACK = Stage("pack", lambda graph: [graph.pack])

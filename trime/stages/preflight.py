@@ -13,6 +13,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.cpu import prepare_cpu
 from trime.common.io import plain
 from trime.common.urls import is_url
 from trime.config.check import check_parts, validate
@@ -26,12 +27,13 @@ from trime.report.report_runs import NAME, check_report
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import NOT_FITTED, memories_of, rows_of, traits_of
-from trime.stages.graphs import build_plan
+from trime.stages.graph import Graph
+from trime.stages.graphs import build_graph
 from trime.stages.memories import Memories
 from trime.stages.mixture import given_mixture
 from trime.stages.model_io import CARRIED, model_of, set_evaluation_memory, window_sizes
-from trime.stages.pretrained import is_pretrained
-from trime.training.processes import node_rank
+from trime.stages.pretrained import ensure_model_folder, is_pretrained
+from trime.training.processes import device_of, node_rank
 from trime.training.trainer import added_callbacks
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
@@ -49,6 +51,15 @@ DECIDED_BY = {
     "default_root_dir": "paths.outputs",
     "plugins": "trainer.strategy",
 }
+
+
+def open_graph(config: DictConfig) -> Graph:
+    """Return the graph of an experiment whose configuration passes all checks; UserError at the first that fails."""
+    ensure_model_folder(config)
+    check(config)
+    if device_of(config).type == "cpu":
+        prepare_cpu()
+    return build_graph(config)
 
 
 def check(config: DictConfig) -> None:
@@ -136,7 +147,7 @@ def check_memories(config: DictConfig) -> None:
         raise UserError(
             f"memory.metric={metric} in training and {OmegaConf.select(config, at_test)} at test: set {at_test} alone"
         )
-    memories = build_plan(config).memories
+    memories = build_graph(config).memories
     for stored in memories.stored.values():
         stored.check_settings()
     rows = [row for row in rows_of(config) if isinstance(row, MixtureSpec)] if config.task == "language_model" else []

@@ -36,6 +36,7 @@ from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Free, Lab
 from trime.lab.config_hash import identify_text
+from trime.lab.stage import Stage
 
 log = logging.getLogger(__name__)
 
@@ -204,3 +205,16 @@ def format_statistics(statistics: dict[str, Any]) -> str:
             f"of {split['mean_length']:,.1f} on average, {share:.2f} % <unk>"
         )
     return "\n".join([*lines, *(f"  note: {note}" for note in statistics["notes"])])
+
+
+def log_duplicates(graph: Any) -> None:
+    """Log which documents of the splits and of datastores are the same."""
+    for note in graph.duplicates:
+        log.warning(f"note: {note}")
+
+
+PREPARE = Stage(
+    "prepare",
+    lambda graph: [graph.corpus, graph.evaluated_corpus, *(each.text for each in graph.memories.stored.values())],
+    after=log_duplicates,
+)

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from trime.common.io import copy_file, plain, write_atomically, write_json
+from trime.lab.log_results import log_once
 from trime.lab.provenance import provenance
+from trime.lab.stage import RunOutcome, Stage
 from trime.report import tables
 from trime.report.answers import AnswerSample, answers_table, kept_panel
 from trime.report.canvas import Panel, save_panels
@@ -24,12 +26,12 @@ from trime.report.tables import Replay, Table
 from trime.stages.analysis.per_token import FILE
 from trime.stages.collect import collect_results, keep_provenance, made_from
 from trime.stages.evaluate import policy_name
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.samples.answer_samples import AnswerSamples
 from trime.stages.samples.drawing import OutOfTimeError
 from trime.stages.samples.text_samples import Samples, samples_of
 from trime.stages.samples.translation_samples import TranslationSamples
-from trime.stages.translation.graph import TranslationPlan
+from trime.stages.translation.graph import TranslationGraph
 
 log = logging.getLogger(__name__)
 
@@ -47,21 +49,21 @@ class RunReport(NamedTuple):
     figures: dict[str, Path]
 
 
-def report_run(plan: Plan) -> RunReport:
+def report_run(graph: Graph) -> RunReport:
     """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, and print the table and the paths."""
-    config, folder = plan.config, plan.run_folder
+    config, folder = graph.config, graph.run_folder
     folder.mkdir(parents=True, exist_ok=True)
-    sampled = samples_of(plan)
-    run = keep_provenance(folder / "results.json", collect_results(plan, [sampled] if sampled else []))
+    sampled = samples_of(graph)
+    run = keep_provenance(folder / "results.json", collect_results(graph, [sampled] if sampled else []))
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", run)
     if config.logger.history:
-        copy_file(plan.model.path() / "metrics.csv", folder / "metrics.csv")
-    if plan.per_token:
-        copy_file(plan.per_token.path() / FILE, folder / FILE)
+        copy_file(graph.model.path() / "metrics.csv", folder / "metrics.csv")
+    if graph.per_token:
+        copy_file(graph.per_token.path() / FILE, folder / FILE)
     sections = result_sections(run, folder, compared=bool(config.report.baseline))
     samples = drawn_samples(sampled) if sampled else []
-    drawn: dict[str, Path] = {FILE.partition(".")[0]: folder / FILE} if plan.per_token else {}
+    drawn: dict[str, Path] = {FILE.partition(".")[0]: folder / FILE} if graph.per_token else {}
     headline = f"{run.name} on {run.title}, seed {run.seed}"
     figures = configured_figures(config.report.figures)
     pictures: dict[str, Path] = {}
@@ -71,7 +73,7 @@ def report_run(plan: Plan) -> RunReport:
             sections += picture_sections(figure.title, panels, figure.note)
     if samples and figures:
         pictures["passages"] = save_passages(samples, headline, folder / "passages.png")
-    translations = translations_section(plan, run) if isinstance(plan, TranslationPlan) else []
+    translations = translations_section(graph, run) if isinstance(graph, TranslationGraph) else []
     sections += [*translations, *sample_sections(samples, "Translations" if translations else "Test text, scored")]
     files = ["results.json", "config.yaml", "table.csv", "metrics.csv", FILE, "log.txt"]
     page = write_page(Page(run.name, run_facts(run), [*sections, commands_section([run])], files), folder / "page.html")
@@ -125,10 +127,10 @@ def drawn_samples(sampled: Samples | TranslationSamples) -> list[Sample]:
     return [Sample(**sample) for sample in sampled.summary()]
 
 
-def translations_section(plan: TranslationPlan, run: ScoredRun) -> list[Section]:
+def translations_section(graph: TranslationGraph, run: ScoredRun) -> list[Section]:
     """Return a section of test sentences with their translations as a list, which is empty if none are to be shown."""
-    count, rows = plan.config.report.samples.passages, [row.memories for row in run.metrics["test"]]
-    examples = plan.evaluate.translations.examples(count) if count else []
+    count, rows = graph.config.report.samples.passages, [row.memories for row in run.metrics["test"]]
+    examples = graph.evaluate.translations.examples(count) if count else []
     shown = [Table(["", "text"], [*map(list, zip(["source", "reference", *rows], texts, strict=True))]) for texts in examples]
     note = "Sentences spread over test: the source, its reference, and the translation by each row of the table."
     return [Section("Translations", note, shown)] if shown else []
@@ -152,9 +154,9 @@ def commit_fact(run: RunResult) -> str:
     return f"commit {(run.commit or 'unknown')[:12]}"
 
 
-def report_replay(plan: Plan) -> None:
+def report_replay(graph: Graph) -> None:
     """Write and print the table and the picture of what every eviction policy retains."""
-    folder, replay = plan.run_folder, Replay(**plan.replay.summary())
+    folder, replay = graph.run_folder, Replay(**graph.replay.summary())
     folder.mkdir(parents=True, exist_ok=True)
     text = tables.replay_text(replay)
     write_json(folder / "replay.json", replay.to_json())
@@ -162,17 +164,17 @@ def report_replay(plan: Plan) -> None:
     print(f"\n{text}\nreplay: {replay_picture(replay, folder / 'replay.png')}")
 
 
-def report_answers(plan: Plan) -> Path:
-    """Write results.json, table, picture and page of an answering run, and print its table; return the run's folder."""
-    config, folder = plan.config, plan.answers_folder
+def report_answers(graph: Graph) -> RunOutcome:
+    """Write results.json, table, picture and page of an answering run, and print its table."""
+    config, folder = graph.config, graph.answers_folder
     folder.mkdir(parents=True, exist_ok=True)
-    run = collect_answers(plan)
+    run = collect_answers(graph)
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", run)
     table = answers_table([run])
     write_atomically(folder / "table.csv", tables.to_csv(*table))
     print(f"\n{config.name}, seed {config.seed}:\n\n{tables.markdown(*table)}\nresults: {folder / 'results.json'}")
-    sampled = AnswerSamples(plan)
+    sampled = AnswerSamples(graph)
     sampled.make()
     samples = [AnswerSample(**sample) for sample in sampled.summary()]
     panels: list[Panel] = [partial(kept_panel, sample=sample) for sample in samples]
@@ -185,13 +187,13 @@ def report_answers(plan: Plan) -> Path:
     facts = [f"seed {run.seed}", f"split {config.answering.split}", commit_fact(run)]
     page = Page(run.name, facts, [*sections, commands_section([run])], ["results.json", "config.yaml", "table.csv"])
     print(f"page: {write_page(page, folder / 'page.html')}")
-    return folder
+    return RunOutcome(folders=(folder,))
 
 
-def collect_answers(plan: Plan) -> AnsweringRun:
+def collect_answers(graph: Graph) -> AnsweringRun:
     """Return the results of a model that answered questions."""
-    config = plan.config
-    settings: dict[str, Any] = plan.answer.reading() | {
+    config = graph.config
+    settings: dict[str, Any] = graph.answer.reading() | {
         "eviction": policy_name(plain(config.eviction)),
         "max_prompt_tokens": config.answering.max_prompt_tokens,
     }
@@ -199,10 +201,22 @@ def collect_answers(plan: Plan) -> AnsweringRun:
     return AnsweringRun(
         **provenance(config),
         questions=plain(config.questions),
-        questions_text=plan.answer.files[0],
+        questions_text=graph.answer.files[0],
         answering={name: plain(config.answering[name]) for name in names},
-        model=config.model.name or str(plan.small_model.path()),  # type: ignore[union-attr]
-        small_model=plan.small_model.recipe() if plan.small_model else None,
-        metrics={config.answering.split: [AnswerRow(**(plan.answer.summary() | settings))]},
-        made_from=made_from(plan, "train_small", "answer"),
+        model=config.model.name or str(graph.small_model.path()),  # type: ignore[union-attr]
+        small_model=graph.small_model.recipe() if graph.small_model else None,
+        metrics={config.answering.split: [AnswerRow(**(graph.answer.summary() | settings))]},
+        made_from=made_from(graph, "train_small", "answer"),
     )
+
+
+def report_and_log(graph: Graph) -> RunOutcome:
+    """Report a run, and log the report once to each of its loggers; return its loss and its folder."""
+    report = report_run(graph)
+    log_once(lambda: graph.loggers, plain(graph.config.logger), graph.run_folder, *report)
+    return RunOutcome(report.results.dev.loss, (graph.run_folder,))
+
+
+REPORT = Stage("report", after=report_and_log, has_log=True)
+REPLAY = Stage("replay", lambda graph: [graph.replay], after=report_replay, has_log=True)
+ANSWER = Stage("answer", lambda graph: [graph.answer], after=report_answers, has_log=True)

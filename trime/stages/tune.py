@@ -22,6 +22,7 @@ from trime.lab.artefact import Artefact, ConfiguredArtefact
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, RunParts, columns_of, grouped, read_part
 from trime.lab.settings import Keys
+from trime.lab.stage import RunOutcome, Stage
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec, MassCollector
@@ -198,3 +199,11 @@ def sample_queries(folder: Path) -> Float[Tensor, "n d"]:
     """Return SAMPLE queries of an encoded split at even distances."""
     queries = torch.cat([window.query.g for window in read_windows(folder, torch.device("cpu"))])
     return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
+
+
+def loss_on_valid(graph: Any) -> RunOutcome:
+    """Return the loss of the experiment's own row on valid, which a search minimises."""
+    return RunOutcome(graph.tune.tuned()["rows"][-1]["loss"])
+
+
+TUNE = Stage("tune", lambda graph: graph.tune.build_order(), after=loss_on_valid)

@@ -18,7 +18,7 @@ from trime.lab.runner import run
 from trime.memory.retrieval.ivf import IVFSearch
 from trime.memory.retrieval.ray_cluster import RaySearch, RayWorker
 from trime.memory.retrieval.search import ExactSearch
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 ray = pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
 
@@ -82,7 +82,7 @@ def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:
     """Three parts on workers give the results of one local index."""
     common = ("experiment=trime_ext", "mixture=none", "index=cells", "index.factory=Cells16", "index.nprobe=4")
     config = tiny(*common, "index.parts=3", "index.engine=ray")
-    distributed, index = losses_of(config), Plan(config).memories.datastores[0].index
+    distributed, index = losses_of(config), Graph(config).memories.datastores[0].index
     assert index is not None and isinstance(index.search(), RaySearch)
     local = losses_of(tiny(*common))
     assert distributed == pytest.approx(local, rel=1e-5) and len(local) == 5  # ties for the last place may differ
@@ -91,7 +91,7 @@ def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:
 def losses_of(config: DictConfig) -> list[float]:
     """Run an experiment and return the test loss of each row."""
     run(config)
-    results = json.loads((Plan(config).run_folder / "results.json").read_text())
+    results = json.loads((Graph(config).run_folder / "results.json").read_text())
     return [row["loss"] for row in results["metrics"]["test"]]
 
 

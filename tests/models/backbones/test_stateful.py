@@ -34,9 +34,9 @@ from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.sliding import SlidingWindow
 from trime.models.layers.topk_attention import Table, all_keys, attend, exact_top, search, select_candidates
 from trime.models.network import Reader, build_network
-from trime.stages.eviction.replay import KeyDocument
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.model_io import open_network
+from trime.stages.replay.replay import KeyDocument
 
 Tiny = Callable[..., DictConfig]
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
@@ -363,7 +363,7 @@ def test_staleness_is_none_where_weights_stand_still(tiny: Tiny) -> None:
         )
         config = tiny("experiment=memorizing", *options)
         run(config)
-        (layers[rate],) = json.loads((Plan(config).run_folder / "results.json").read_text())["staleness"]
+        (layers[rate],) = json.loads((Graph(config).run_folder / "results.json").read_text())["staleness"]
     for rate, layer in layers.items():
         ages = layer["ages"]
         assert layer["layer"] == 1 and [age["age"] for age in ages] == list(range(len(ages))) and len(ages) > 2
@@ -379,12 +379,14 @@ SMALL = ["model.memory_size=64"]
 def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
     """Policy and size of evaluation reuse the model; those of training make another model."""
     plans = [
-        Plan(tiny("experiment=memorizing", *more))
+        Graph(tiny("experiment=memorizing", *more))
         for more in (SMALL, [*SMALL, "eviction=lra_sum"], [], ["eviction@train.eviction=lru"])
     ]
-    assert len({plan.model.fingerprint for plan in plans[:3]}) == 1 and plans[3].model.fingerprint != plans[0].model.fingerprint
-    assert len({plan.test.fingerprint for plan in plans}) == 4
-    losses = [run(plan.config) for plan in plans[:3]]
+    assert (
+        len({graph.model.fingerprint for graph in plans[:3]}) == 1 and plans[3].model.fingerprint != plans[0].model.fingerprint
+    )
+    assert len({graph.test.fingerprint for graph in plans}) == 4
+    losses = [run(graph.config) for graph in plans[:3]]
     assert len(set(losses)) == 3
 
 
@@ -430,9 +432,9 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
     config.replay.sizes, config.train.updates = [72, 96], 6
     config.replay.policies = names = [name for name in POLICIES if name != "key_norm"]
     run(config)
-    plan = Plan(config)
-    results = plan.replay.summary()
-    assert results["exact"] and (plan.run_folder / "replay.png").stat().st_size > 5000
+    graph = Graph(config)
+    results = graph.replay.summary()
+    assert results["exact"] and (graph.run_folder / "replay.png").stat().st_size > 5000
     (layer,) = results["memories"]
     number = int(layer["memory"].split()[-1])
     share = {(row["policy"], row["size"]): row["retained"] for row in layer["rows"]}
@@ -440,17 +442,17 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
     assert all(share["oracle", size] > share[name, size] for name in names for size in (72, 96))
     for name in names:
         config.eviction = OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml")
-        assert list(online(plan, number)) == list(replayed(plan, number, name))
+        assert list(online(graph, number)) == list(replayed(graph, number, name))
     config.replay.policies = ["key_norm"]
     with pytest.raises(UserError, match="key_norm scores keys"):
         run(config)
 
 
-def online(plan: Plan, layer: int) -> Iterator[list[int]]:
+def online(graph: Graph, layer: int) -> Iterator[list[int]]:
     """Yield what the run's memory holds before each window."""
-    network, _ = open_network(plan.model.path(), plan.config)
-    corpus, reader = plan.evaluated_corpus.corpus(), Reader(network)
-    windows, text = plan.test.windows(corpus), corpus.split("test")
+    network, _ = open_network(graph.model.path(), graph.config)
+    corpus, reader = graph.evaluated_corpus.corpus(), Reader(network)
+    windows, text = graph.test.windows(corpus), corpus.split("test")
     for number in range(len(windows)):
         batch = collate(text, windows, [number], corpus.vocabulary.special_ids)
         yield [] if reader.state is None or batch.fresh[0] else memory_positions(network.backbone, reader.state, layer)
@@ -458,12 +460,12 @@ def online(plan: Plan, layer: int) -> Iterator[list[int]]:
             reader.encode(batch)
 
 
-def replayed(plan: Plan, layer: int, policy: str) -> Iterator[list[int]]:
+def replayed(graph: Graph, layer: int, policy: str) -> Iterator[list[int]]:
     """Yield what the replay predicts that the memory holds before each window."""
-    recorded = plan.record.summary()
-    for file in sorted(plan.record.path().glob("[0-9]*.safetensors")):
-        document = KeyDocument(load_file(file), layer, recorded["segment"], plan.config.model.backbone.memory.top_k)
-        for kept in document.retained_positions(plan.replay.policy(policy), plan.config.model.memory_size):
+    recorded = graph.record.summary()
+    for file in sorted(graph.record.path().glob("[0-9]*.safetensors")):
+        document = KeyDocument(load_file(file), layer, recorded["segment"], graph.config.model.backbone.memory.top_k)
+        for kept in document.retained_positions(graph.replay.policy(policy), graph.config.model.memory_size):
             yield kept.tolist()
 
 
@@ -473,19 +475,19 @@ def test_a_replay_of_the_long_memory_is_the_run(tiny: Tiny) -> None:
     more = ["stages=[prepare,fit,encode,tune,evaluate,report,record,replay]", "replay.c=[0.0,2.0]", "evaluate.tokens=6000"]
     config = tiny("experiment=trime_long", "replay.sizes=[32,96]", "replay.policies=[fifo,lru,lra_sum]", *more)
     run(config)
-    plan = Plan(config)
-    (memory,) = plan.replay.summary()["memories"]
+    graph = Graph(config)
+    (memory,) = graph.replay.summary()["memories"]
     rows = {(row["policy"], row["size"]): row for row in memory["rows"]}
     names = {name for name, _ in rows}
     assert names == {"fifo", "lru", "lra_sum c=0", "lra_sum c=2", "oracle"}
     retained = {key: row["retained"] for key, row in rows.items()}
     assert all(retained["oracle", size] > retained[name, size] for name in names - {"oracle"} for size in (32, 96))
-    assert (plan.run_folder / "replay.png").stat().st_size > 5000
-    chosen = plan.tune.tuned()["rows"][-1]["tuned"]["temperature"]
+    assert (graph.run_folder / "replay.png").stat().st_size > 5000
+    chosen = graph.tune.tuned()["rows"][-1]["tuned"]["temperature"]
     for name, more in (("fifo", []), ("lra_sum", ["eviction.initial.c=0.0"])):
         for size in (32, 96):
             options = [f"tune.memory_size=[{size}]", f"tune.temperature=[{chosen}]", "evaluate.tokens=6000"]
-            ran = Plan(tiny("experiment=trime_long", f"eviction={name}", *more, *options))
+            ran = Graph(tiny("experiment=trime_long", f"eviction={name}", *more, *options))
             run(ran.config)
             loss = rows[name if name == "fifo" else f"{name} c=0", size]["loss"]
             assert loss == pytest.approx(ran.evaluate.rows()[-1]["loss"], abs=1e-6)

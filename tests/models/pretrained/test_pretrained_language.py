@@ -24,7 +24,7 @@ from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import PieceTokenizer, encode_prompt, encode_text, train_word_level
 from trime.report.results import results_in
 from trime.report.run_result import scored_runs
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.pretrained import model_fingerprint
 from trime.stages.samples.writers import Writer, open_writer
 
@@ -162,13 +162,13 @@ def test_experiments_continue_a_pretrained_model(
     options = [f"experiment={experiment}", "model=pretrained", f"model.name={llama}", f"paths.outputs={tmp_path}", *more]
     config = tiny(*options)
     run(config)
-    plan = Plan(config)
+    graph = Graph(config)
     (results,) = tmp_path.glob("runs/*/*/results.json")
     metrics = json.loads(results.read_text())["metrics"]
     assert all(1 < row["perplexity"] < 40 for row in metrics["test"]), "the vocabulary has 22 tokens"
-    counts = plan.corpus.corpus().vocabulary.counts
-    assert sum(counts) == plan.corpus.corpus().statistics["splits"]["train"]["tokens"]
-    continued = plan.fit.path() / "transformers"
+    counts = graph.corpus.corpus().vocabulary.counts
+    assert sum(counts) == graph.corpus.corpus().statistics["splits"]["train"]["tokens"]
+    continued = graph.fit.path() / "transformers"
     assert continued.is_dir() == bool(config.train.updates)
     if continued.is_dir():
         run(
@@ -184,7 +184,7 @@ def test_experiments_continue_a_pretrained_model(
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
     model_fingerprint.cache_clear()
     with pytest.raises(UserError, match="other weights"):
-        run(tiny(*options, f"checkpoint={plan.fit.path()}", "evaluate.block=16"))
+        run(tiny(*options, f"checkpoint={graph.fit.path()}", "evaluate.block=16"))
 
 
 def test_a_small_model_is_made_here(tiny: Tiny, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_small_model_is_made_here(tiny: Tiny, tmp_path: Path) -> None:
     options = [f"paths.outputs={tmp_path}", "small.model.width=16", "small.model.max_positions=128", "small.vocabulary=400"]
     config = tiny("stages=[init_small]", *options)
     run(config)
-    (made,) = Plan(config).made_by("init_small")
+    (made,) = Graph(config).made_by("init_small")
     pieces = PieceTokenizer(str(made.path()))
     text = "def f(x):\n\treturn x  # naïve — ☃\n"
     assert pieces.text(next(pieces.tokens([text.encode()]))) == text and len(pieces.symbols) == 400
@@ -213,15 +213,15 @@ def test_models_without_updates_are_told_apart(llama: Path, tiny: Tiny, tmp_path
         options = ["experiment=vanilla", "model=pretrained", f"model.name={folder}", "train.updates=0"]
         config = tiny(*options, f"paths.outputs={tmp_path}/outputs")
         run(config)
-        plan = Plan(config)
-        imported = tiny(*options, f"paths.outputs={tmp_path}/outputs", f"checkpoint={plan.fit.path()}")
+        graph = Graph(config)
+        imported = tiny(*options, f"paths.outputs={tmp_path}/outputs", f"checkpoint={graph.fit.path()}")
         assert (
-            Plan(tiny(*options, f"paths.outputs={tmp_path}/outputs", "seed=1", "segments.length=8")).fit.folder
-            == plan.fit.folder
+            Graph(tiny(*options, f"paths.outputs={tmp_path}/outputs", "seed=1", "segments.length=8")).fit.folder
+            == graph.fit.folder
         )
-        outcomes[name] = (plan.test.fingerprint, Plan(imported).test.fingerprint, plan.evaluate.rows()[0]["perplexity"])
+        outcomes[name] = (graph.test.fingerprint, Graph(imported).test.fingerprint, graph.evaluate.rows()[0]["perplexity"])
     assert len({part for outcome in outcomes.values() for part in outcome}) == 6, outcomes
-    eviction = Plan(tiny("experiment=vanilla", "model=pretrained", f"model.name={llama}", "train.updates=0", "eviction=lru",
+    eviction = Graph(tiny("experiment=vanilla", "model=pretrained", f"model.name={llama}", "train.updates=0", "eviction=lru",
                          f"paths.outputs={tmp_path}/outputs"))  # fmt: skip
     assert eviction.test.fingerprint == outcomes["one"][0], "without memories there is nothing to evict"
 
@@ -245,17 +245,17 @@ def test_a_continued_model_writes_with_what_it_learned(more: list[str], llama: P
     options += ["evaluate.tokens=100", "evaluate.sample=starts"]
     config = tiny(*options)
     run(config)
-    plan = Plan(config)
-    writer = open_writer(plan)
+    graph = Graph(config)
+    writer = open_writer(graph)
     assert isinstance(writer, Writer)
-    loss, count = plan.evaluate.rows()[-1]["documents"][0]
-    text, total = plan.corpus.corpus().split("test"), 0.0
+    loss, count = graph.evaluate.rows()[-1]["documents"][0]
+    text, total = graph.corpus.corpus().split("test"), 0.0
     for token in text.tokens[:count].tolist():
         total -= float(writer.continuation.next()[0].probability[token].log())
         writer.continuation.read([token])
     assert total == pytest.approx(loss, rel=1e-4)
     step = next(writer.continuation.generate(1, TokenSampler(1.0), 0))
-    assert step.token < len(plan.corpus.corpus().vocabulary) < len(step.attribution.probability), (
+    assert step.token < len(graph.corpus.corpus().vocabulary) < len(step.attribution.probability), (
         "rows without a token are not drawn"
     )
 

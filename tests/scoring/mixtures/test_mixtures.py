@@ -17,7 +17,7 @@ from trime.lab.runner import run
 from trime.scoring.mixtures.adaptive import LEARNED, Adaptive, constant_log_weights
 from trime.scoring.mixtures.calibrated import Calibrated
 from trime.scoring.mixtures.experts import HISTORY_DEFAULT, HISTORY_FLOOR, ExpertMasses, History, Mixture, folds, log_mixture
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.mixture import score_tokens
 
 Tiny = Callable[..., DictConfig]
@@ -230,11 +230,13 @@ def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny, tm
     overrides = "experiment=trime", "evaluate.memories=[local]", "evaluate.subsets=none"
     config = tiny(*overrides)
     run(config)
-    path = Plan(config).tune.path()
+    path = Graph(config).tune.path()
     again = tiny(*overrides, f"mixture.path={path}", "mixture.model.epochs=1")
     run(again)
-    assert not Plan(again).tune.summary()["crossfitted"]  # type: ignore[attr-defined]
-    same = [json.loads((Plan(each).run_folder / "results.json").read_text())["metrics"]["test"][-1] for each in (config, again)]
+    assert not Graph(again).tune.summary()["crossfitted"]  # type: ignore[attr-defined]
+    same = [
+        json.loads((Graph(each).run_folder / "results.json").read_text())["metrics"]["test"][-1] for each in (config, again)
+    ]
     assert same[0]["loss"] == pytest.approx(same[1]["loss"], abs=1e-6)
     for other in ("mixture=calibrated", "mixture.model.history=[0.5,0.9]", "mixture.temperatures=[0.3,0.6,1.2,2.4]"):
         with pytest.raises(UserError, match="fit it anew"):
@@ -251,5 +253,5 @@ def test_each_mixture_has_its_own_artefacts(tiny: Tiny) -> None:
     """Also those tuned on a grid, whatever the rows of the papers."""
     kinds = ("none", "joint", "interpolated", "calibrated", "adaptive")
     overrides = {kind: [] if kind == "none" else ["evaluate.memories=[local,external]"] for kind in kinds}
-    plans = [Plan(tiny("experiment=trime", f"mixture={kind}", *overrides[kind])) for kind in kinds]
-    assert len({plan.evaluate.folder for plan in plans}) == len({plan.tune.folder for plan in plans}) == len(kinds)
+    plans = [Graph(tiny("experiment=trime", f"mixture={kind}", *overrides[kind])) for kind in kinds]
+    assert len({graph.evaluate.folder for graph in plans}) == len({graph.tune.folder for graph in plans}) == len(kinds)

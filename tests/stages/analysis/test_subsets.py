@@ -23,7 +23,7 @@ from trime.report.tables import memories_table, memory_contribution
 from trime.scoring.mixtures.experts import ExpertMasses
 from trime.stages.analysis.subsets import select_memories, subsets
 from trime.stages.analysis.weights import Bins, Weights, token_weights
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 
 def test_subsets_are_every_one_or_all_but_one() -> None:
@@ -99,7 +99,7 @@ def test_advice_is_the_fastest_point_that_noise_cannot_tell_from_the_best() -> N
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: Any) -> tuple[Plan, Path]:
+def swept(tmp_path_factory: Any) -> tuple[Graph, Path]:
     """A tiny run of every subset of three memories."""
     folder = tmp_path_factory.mktemp("subsets")
     overrides = [
@@ -109,12 +109,12 @@ def swept(tmp_path_factory: Any) -> tuple[Plan, Path]:
     ]
     config = composed(*overrides)
     run(config)
-    return Plan(config), folder
+    return Graph(config), folder
 
 
-def test_the_subset_of_all_memories_is_the_row_itself(swept: tuple[Plan, Path]) -> None:
-    plan, _ = swept
-    results = json.loads((plan.run_folder / "results.json").read_text())
+def test_the_subset_of_all_memories_is_the_row_itself(swept: tuple[Graph, Path]) -> None:
+    graph, _ = swept
+    results = json.loads((graph.run_folder / "results.json").read_text())
     subset_results, metrics = results["subsets"]["subsets"], results["metrics"]
     assert len(subset_results) == 8 and subset_results[-1]["memories"] == ["local", "external", "ngram_document"]
     for split, key in (("test", "loss"), ("valid", "valid_loss")):
@@ -134,9 +134,9 @@ def test_the_subset_of_all_memories_is_the_row_itself(swept: tuple[Plan, Path]) 
     assert all(float(line[header.index("MB")]) >= 0 and line[2] for line in lines[1:])
 
 
-def test_a_frontier_has_each_subset_once(swept: tuple[Plan, Path]) -> None:
-    plan, _ = swept
-    results = json.loads((plan.run_folder / "results.json").read_text())
+def test_a_frontier_has_each_subset_once(swept: tuple[Graph, Path]) -> None:
+    graph, _ = swept
+    results = json.loads((graph.run_folder / "results.json").read_text())
     other = json.loads(json.dumps(results))
     other["subsets"]["external_search"]["k"] = 2
     built = json.loads(json.dumps(results))
@@ -150,9 +150,9 @@ def test_a_frontier_has_each_subset_once(swept: tuple[Plan, Path]) -> None:
 
 
 @pytest.mark.parametrize("key", ["parameters", "seed", "subsets.mixture", "datastore.entries", "train.updates"])
-def test_runs_of_other_models_or_stores_have_a_frontier_of_their_own(swept: tuple[Plan, Path], key: str) -> None:
-    plan, _ = swept
-    results = json.loads((plan.run_folder / "results.json").read_text())
+def test_runs_of_other_models_or_stores_have_a_frontier_of_their_own(swept: tuple[Graph, Path], key: str) -> None:
+    graph, _ = swept
+    results = json.loads((graph.run_folder / "results.json").read_text())
     other = json.loads(json.dumps(results))
     *outer, last = key.split(".")
     part = other[outer[0]] if outer else other
@@ -161,18 +161,18 @@ def test_runs_of_other_models_or_stores_have_a_frontier_of_their_own(swept: tupl
     assert len(group_by_model([one, two])) == 2 and len(group_by_model([one, one])) == 1
 
 
-def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Plan, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Graph, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Of one folder too, which a sweep over settings of what it does not evaluate has."""
-    plan, folder = swept
-    report_sweep(plan.config, [plan.run_folder], "python cli.py -m seed=0")
+    graph, folder = swept
+    report_sweep(graph.config, [graph.run_folder], "python cli.py -m seed=0")
     assert "Pareto fronts of 8" in capsys.readouterr().out
-    read = read_run(plan.run_folder / "results.json")
+    read = read_run(graph.run_folder / "results.json")
     assert isinstance(read, ScoredRun) and read.subsets
     subsets = read.subsets.model_copy(update={"selection": "leave_one_out"})
     changes = {"subsets": subsets, "name": "other", "config_hash": "of other settings"}
     (folder / "other").mkdir()
     write_results(folder / "other" / "results.json", read.model_copy(update=changes))
-    report_several(plan.config, find_runs([str(plan.run_folder), str(folder / "other")]))
+    report_several(graph.config, find_runs([str(graph.run_folder), str(folder / "other")]))
     output = capsys.readouterr().out
     assert "Pareto fronts of 8" in output and all(name in output for name in ("| other", "| trime_ext"))
 

@@ -46,7 +46,7 @@ from trime.report.tables import EDGE
 from trime.stages.graph import open_job
 from trime.stages.model_io import open_network
 from trime.stages.samples.translation_samples import TranslationSamples
-from trime.stages.translation.graph import TranslationPlan
+from trime.stages.translation.graph import TranslationGraph
 from trime.stages.translation.translate import Translate, bleu_statistics
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
@@ -58,8 +58,8 @@ def test_experiments_translate(name: str, tiny: Tiny, capsys: pytest.CaptureFixt
     """BLEU of every row, with its signature; K is among those that were tried on valid."""
     config = tiny(f"experiment={name}")
     loss = run(config).loss
-    plan = TranslationPlan(config)
-    results = json.loads((plan.run_folder / "results.json").read_text())
+    graph = TranslationGraph(config)
+    results = json.loads((graph.run_folder / "results.json").read_text())
     (*_, valid_row), (*_, test_row) = results["metrics"]["valid"], results["metrics"]["test"]
     assert loss == valid_row["loss"] and 0 <= test_row["bleu"] <= 100 and test_row["signature"].startswith("nrefs:1|case:mixed")
     assert test_row["sentences"] == config.translation.sentences and "test BLEU" in capsys.readouterr().out
@@ -76,10 +76,10 @@ def test_experiments_translate(name: str, tiny: Tiny, capsys: pytest.CaptureFixt
 def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: Tiny) -> None:
     config = tiny(*f"experiment={words}".split())
     run(config)
-    plan = TranslationPlan(config)
-    network, _ = open_network(plan.model.path(), config)
-    for number in range(len(plan.tune.rows())):
-        check_search(plan, network, plan.evaluate.translations.translator(number), plan.evaluate.rows()[number]["documents"])
+    graph = TranslationGraph(config)
+    network, _ = open_network(graph.model.path(), config)
+    for number in range(len(graph.tune.rows())):
+        check_search(graph, network, graph.evaluate.translations.translator(number), graph.evaluate.rows()[number]["documents"])
 
 
 @pytest.mark.parametrize("words", ["knn_mt", "trime_mt", "trime_mt mixture=adaptive mixture.model.history=[]"])
@@ -87,9 +87,9 @@ def test_pages_show_the_memory_in_translations(words: str, tiny: Tiny) -> None:
     """Pieces shown are the translation that was scored; parts sum up; entries come from training pairs."""
     config = tiny(*f"experiment={words}".split(), "report.samples.passages=2")
     run(config)
-    plan = TranslationPlan(config)
-    samples = TranslationSamples(plan).summary()
-    written = plan.evaluate.translations.examples(2)
+    graph = TranslationGraph(config)
+    samples = TranslationSamples(graph).summary()
+    written = graph.evaluate.translations.examples(2)
     assert len(samples) == 2
     for sample, (source, _, *translations) in zip(samples, written, strict=True):
         assert sample["before"] == f"{source} → "
@@ -99,12 +99,12 @@ def test_pages_show_the_memory_in_translations(words: str, tiny: Tiny) -> None:
             assert sum(entry["share"] for entry in token["entries"]) <= token["parts"]["external"] + 1e-6
             assert all(entry["place"].startswith("train, sentence ") for entry in token["entries"])
     assert any(token["entries"] for sample in samples for token in sample["tokens"])
-    assert "Samples with their memories" in (plan.run_folder / "page.html").read_text()
+    assert "Samples with their memories" in (graph.run_folder / "page.html").read_text()
 
 
-def check_search(plan: TranslationPlan, network: Network, translator: Translator, scored: list[list[float]]) -> None:
+def check_search(graph: TranslationGraph, network: Network, translator: Translator, scored: list[list[float]]) -> None:
     """Fail unless the search's log-probabilities of references are what evaluation scored."""
-    corpus = plan.corpus.corpus()
+    corpus = graph.corpus.corpus()
     text, source, special_ids = corpus.split("test"), corpus.sources.split("test"), corpus.vocabulary.special_ids
     for number in range(4):
         target = text.tokens[text.offsets[number] : text.offsets[number + 1]].astype(np.int64)
@@ -132,11 +132,11 @@ def test_the_search_on_test_has_the_chosen_k(tiny: Tiny, monkeypatch: pytest.Mon
         return similarity, token, index
 
     run(config)
-    plan = TranslationPlan(config)
-    best = plan.tune.tuned()["rows"][-1]["tuned"]["k"]
-    shutil.rmtree(plan.evaluate.translations.path())
+    graph = TranslationGraph(config)
+    best = graph.tune.tuned()["rows"][-1]["tuned"]["k"]
+    shutil.rmtree(graph.evaluate.translations.path())
     monkeypatch.setattr(KNNMemory, "entries", record_query)
-    plan.evaluate.translations.make()
+    graph.evaluate.translations.make()
     assert {k for k, _ in queries} == {best} and not any(own_entries for _, own_entries in queries)
 
 
@@ -144,7 +144,7 @@ def test_translations_are_compared_by_bleu(tiny: Tiny, tmp_path: Path) -> None:
     configs = [tiny(f"experiment={name}") for name in ("mt_vanilla", "knn_mt")]
     for config in configs:
         run(config)
-    folders = ",".join(str(TranslationPlan(config).run_folder) for config in configs)
+    folders = ",".join(str(TranslationGraph(config).run_folder) for config in configs)
     run(tiny("experiment=mt_vanilla", "stages=[report]", f"report.runs=[{folders}]", f"paths.outputs={tmp_path}"))
     folder = tmp_path / "reports" / "latest"
     with open(folder / "table.csv", newline="") as file:
@@ -213,7 +213,7 @@ def test_several_devices_follow_translations(tiny: Tiny, tmp_path: Path) -> None
     overrides = ["trainer.devices=2", "trainer.accelerator=cpu", f"paths.outputs={tmp_path}", "stages=[prepare,pack,fit]"]
     config = tiny("experiment=trime_mt", *overrides)
     run(config)
-    assert json.loads((TranslationPlan(config).fit.path() / "train.json").read_text())["devices"] == 2
+    assert json.loads((TranslationGraph(config).fit.path() / "train.json").read_text())["devices"] == 2
 
 
 def test_language_models_read_no_pairs(tiny: Tiny) -> None:
@@ -228,7 +228,7 @@ def test_a_killed_translation_goes_on(tiny: Tiny, session_folder: Path, tmp_path
     run(config)
     shutil.copytree(session_folder / "outputs", tmp_path / "outputs", copy_function=os.link)  # nothing is changed in place
     config.paths.outputs = str(tmp_path / "outputs")
-    translate = TranslationPlan(config).evaluate.translations
+    translate = TranslationGraph(config).evaluate.translations
     texts = [read_json_lines(translate.path() / f"row-{n}.jsonl") for n in range(2)]
     unfinished = partial_of(translate.folder)
     translate.folder.rename(unfinished)
@@ -248,10 +248,10 @@ def test_another_process_makes_the_same_translations(tiny: Tiny, tmp_path: Path)
     """Of valid and of test, from the configuration alone."""
     config = tiny("experiment=trime_mt")
     run(config)
-    plan = TranslationPlan(config)
-    found = [node for stage in ("tune", "evaluate") for node in plan.made_by(stage) if isinstance(node, Translate)]
+    graph = TranslationGraph(config)
+    found = [node for stage in ("tune", "evaluate") for node in graph.made_by(stage) if isinstance(node, Translate)]
     for translate in found:
-        job = Job(partial(open_job, TranslationPlan), OmegaConf.to_yaml(config), translate.stage, translate.name, tmp_path)
+        job = Job(partial(open_job, TranslationGraph), OmegaConf.to_yaml(config), translate.stage, translate.name, tmp_path)
         parts, make = translate.open_parts(tmp_path), job.open(job)
         for number in range(len(parts.sizes)):
             make(number, lambda amount: None)
@@ -320,20 +320,20 @@ def test_each_language_may_have_its_own_dictionary(tiny: Tiny, tmp_path: Path) -
     overrides = ["translation.joined_dictionary=false", f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
     config = tiny("experiment=trime_mt", "dataset.count=200", *overrides)
     run(config)
-    plan = TranslationPlan(config)
-    corpus = plan.corpus.corpus()
+    graph = TranslationGraph(config)
+    corpus = graph.corpus.corpus()
     source, target = corpus.sources.vocabulary, corpus.vocabulary
     for vocabulary, text in ((source, corpus.sources), (target, corpus)):
         words = [symbol for symbol, count in zip(vocabulary.symbols, vocabulary.counts, strict=True) if count]
         assert {vocabulary.index[word] for word in words} == {*text.split("train").tokens.tolist()}
         assert len(vocabulary) % 8 == 0 and vocabulary.special_ids.pad == 1
     assert {*source.symbols} != {*target.symbols}
-    network, described = open_network(plan.model.path(), config)
+    network, described = open_network(graph.model.path(), config)
     assert described["vocabulary"] == len(target) and network.head.weight.shape[0] == len(target)
     assert network.backbone.source_embedding.vocabulary == len(source)
     assert network.head.weight is network.backbone.embedding.table.weight
-    joined = TranslationPlan(tiny("experiment=trime_mt", "dataset.count=200", *overrides[1:]))
-    assert joined.corpus.fingerprint != plan.corpus.fingerprint and joined.fit.fingerprint != plan.fit.fingerprint
+    joined = TranslationGraph(tiny("experiment=trime_mt", "dataset.count=200", *overrides[1:]))
+    assert joined.corpus.fingerprint != graph.corpus.fingerprint and joined.fit.fingerprint != graph.fit.fingerprint
 
 
 def test_moses_tokens_become_text(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def test_moses_tokens_become_text(tiny: Tiny, tmp_path: Path, monkeypatch: pytes
     overrides = ["dataset=parallel", f"dataset.path={tmp_path}", f"paths.data={tmp_path}/data", "stages=[prepare]"]
     config = tiny("experiment=mt_vanilla", *overrides, "dataset.cut=true", "dataset.detokenize=true")
     run(config)
-    corpus = TranslationPlan(config).corpus.corpus()
+    corpus = TranslationGraph(config).corpus.corpus()
     assert corpus.references("test") == [text] * 3 and corpus.tokenizer.text(pieces.split()) == text
     with pytest.raises(UserError, match=r"dataset\.cut=true"):
         run(tiny("experiment=mt_vanilla", *overrides, "dataset.detokenize=true"))
@@ -401,7 +401,7 @@ def test_own_text_is_translated(parallel: Path, tiny: Tiny, tmp_path: Path) -> N
     (results,) = tmp_path.glob("runs/trime_mt/*/results.json")
     rows = json.loads(results.read_text())["metrics"]["test"]
     assert rows[-1]["sentences"] == 6
-    translations = TranslationPlan(config).evaluate.translations
+    translations = TranslationGraph(config).evaluate.translations
     page, examples = (results.parent / "page.html").read_text(), translations.examples(3)
     sources, references = ((parallel / f"test.{language}").read_text().splitlines() for language in ("de", "en"))
     places = [references.index(reference) for _, reference, *_ in examples]
@@ -549,9 +549,9 @@ def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
     """(1 - s) times the plain loss, and s times the mean of -log P over all pieces."""
     config = tiny("experiment=mt_vanilla")
     run(config)
-    plan = TranslationPlan(config)
-    network, _ = open_network(plan.model.path(), config)
-    data, task = plan.fit.task.data(plan.corpus.corpus(), None, False), plan.fit.task.module(network)
+    graph = TranslationGraph(config)
+    network, _ = open_network(graph.model.path(), config)
+    data, task = graph.fit.task.data(graph.corpus.corpus(), None, False), graph.fit.task.module(network)
     data.setup()
     batch = next(iter(data.train_dataloader()))
     with torch.no_grad():
@@ -576,8 +576,8 @@ def test_the_best_weights_by_bleu(tiny: Callable[..., DictConfig], tmp_path: Pat
         "train.updates=6",
         "translation.updates=6",
     )
-    plan = TranslationPlan(tiny("experiment=mt_vanilla", *overrides, f"paths.outputs={tmp_path}"))
+    graph = TranslationGraph(tiny("experiment=mt_vanilla", *overrides, f"paths.outputs={tmp_path}"))
     for stage in ("prepare", "pack", "fit"):
-        for artefact in plan.made_by(stage):
+        for artefact in graph.made_by(stage):
             artefact.make()
-    assert json.loads((plan.model.path() / "train.json").read_text())["kept_update"] == 4 and not [*made]
+    assert json.loads((graph.model.path() / "train.json").read_text())["kept_update"] == 4 and not [*made]

@@ -89,7 +89,7 @@ class BM25:
         self.size, self.k, self.seed, self.string_ids = check_size(size), k, seed, string_ids
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
-        """Plan by Algorithm 1, then shuffle the batches."""
+        """Graph by Algorithm 1, then shuffle the batches."""
         random, lists = generator(self.seed, epoch), neighbour_lists(neighbours, len(segments), self.string_ids)
         order = greedy_chain(lists, random.permutation(len(lists)).tolist())
         return shuffled(chunks(order, self.size), random)
@@ -106,7 +106,7 @@ class Alternating:
         self.size, self.k, self.seed = size, k, seed
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
-        """Plan half of the segments in consecutive batches, a new half in each epoch, and the others by Algorithm 1."""
+        """Graph half of the segments in consecutive batches, a new half in each epoch, and the others by Algorithm 1."""
         random, lists = generator(self.seed, epoch), neighbour_lists(neighbours, len(segments))
         consecutive = self.consecutive.plan(segments, epoch)
         half = (len(consecutive) + 1) // 2
@@ -132,7 +132,7 @@ class Streams:
         self.size, self.seed = check_size(size), seed
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
-        """Plan batches of exactly ``size`` rows; -1 where a row has no segments left."""
+        """Graph batches of exactly ``size`` rows; -1 where a row has no segments left."""
         random = generator(self.seed, epoch)
         share = -(-len(segments) // self.size)
         documents = np.split(np.arange(len(segments)), np.flatnonzero(np.diff(segments.document)) + 1)
@@ -144,11 +144,11 @@ class Streams:
             row = int(load.argmin())
             rows[row].append(piece)
             load[row] += len(piece)
-        plan = np.full((int(load.max()), self.size), NO_SEGMENT)
+        graph = np.full((int(load.max()), self.size), NO_SEGMENT)
         for row, assigned in zip(random.permutation(self.size), rows, strict=True):
             order = [segment for i in random.permutation(len(assigned)) for segment in assigned[i]]
-            plan[: len(order), row] = order
-        return plan.tolist()
+            graph[: len(order), row] = order
+        return graph.tolist()
 
 
 def neighbour_lists(neighbours: np.ndarray | None, segments: int, string_ids: bool = False) -> list[list[int]]:

@@ -48,7 +48,7 @@ class Budget:
         self.needs_neighbours, self.size = k is not None, check_size(tokens if size is None else size)
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
-        """Plan batches that hold every sentence once."""
+        """Graph batches that hold every sentence once."""
         random = generator(self.seed, epoch)
         order = random.permutation(len(segments)).tolist()
         if self.k is None:

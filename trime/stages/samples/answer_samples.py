@@ -10,7 +10,7 @@ import torch
 from trime.common.io import read_json_lines, write_json
 from trime.data.questions.base import Example
 from trime.lab.artefact import Artefact, ConfiguredArtefact
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 
 EXCERPT = 200  # characters around the last place of an answer
 
@@ -21,20 +21,20 @@ class AnswerSamples(ConfiguredArtefact):
     kind, stage, depends_on = "answer_samples", "answer", ("answering.counts",)
     summary_file = "answer_samples.json"
 
-    def __init__(self, plan: Plan):
-        super().__init__(plan.config)
-        self.plan = plan
+    def __init__(self, graph: Graph):
+        super().__init__(graph.config)
+        self.graph = graph
 
     def needs(self) -> list[Artefact]:
-        return [self.plan.answer]
+        return [self.graph.answer]
 
     def build(self, folder: Path) -> None:
-        answers = read_json_lines(self.plan.answer.path() / "answers.jsonl")
+        answers = read_json_lines(self.graph.answer.path() / "answers.jsonl")
         counts = {"exact_match": "right", "contained": "contained"}[self.config.answering.counts]
         chosen = {answer[counts]: number for number, answer in reversed([*enumerate(answers)])}
-        examples = self.plan.answer.examples()
-        tokenizer, answerer = self.plan.answer.model()
-        make_prompt, samples = self.plan.answer.prompts(tokenizer), []
+        examples = self.graph.answer.examples()
+        tokenizer, answerer = self.graph.answer.model()
+        make_prompt, samples = self.graph.answer.prompts(tokenizer), []
         for right in sorted(chosen, reverse=True):
             example, answer = examples[chosen[right]], answers[chosen[right]]
             made = make_prompt(example)

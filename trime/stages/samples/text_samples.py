@@ -13,13 +13,13 @@ from trime.common.io import plain, write_json
 from trime.data.corpus import evenly_spaced
 from trime.decoding.generation import AttributedToken
 from trime.lab.artefact import Artefact, ConfiguredArtefact
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.pretrained import is_pretrained
 from trime.stages.samples.annotated import annotate
 from trime.stages.samples.drawing import draw_all
 from trime.stages.samples.translation_samples import TranslationSamples
 from trime.stages.samples.writers import Writer, last_row_memories
-from trime.stages.translation.graph import TranslationPlan
+from trime.stages.translation.graph import TranslationGraph
 
 
 class Samples(ConfiguredArtefact):
@@ -30,16 +30,16 @@ class Samples(ConfiguredArtefact):
     summary_file = "samples.json"
     unhashed = ("evaluate.block", "evaluate.context", "model", "report.samples.minutes")
 
-    def __init__(self, plan: Plan):
-        super().__init__(plan.config)
-        self.plan = plan
+    def __init__(self, graph: Graph):
+        super().__init__(graph.config)
+        self.graph = graph
 
     def needs(self) -> list[Artefact]:
-        return [self.plan.evaluate]
+        return [self.graph.evaluate]
 
     def build(self, folder: Path) -> None:
         settings = plain(self.config.report.samples) | {"before": self.before()}
-        text = self.plan.evaluated_corpus.corpus().split("test")
+        text = self.graph.evaluated_corpus.corpus().split("test")
         draws = [
             partial(self.passage, document, text.tokens[begin:middle].tolist(), text.tokens[middle:end].tolist())
             for document, begin, middle, end in passages(text.offsets, settings)
@@ -51,13 +51,13 @@ class Samples(ConfiguredArtefact):
         """Return the number of tokens read before a passage; by default enough to fill the memories."""
         if (before := self.config.report.samples.before) is not None:
             return int(before)
-        row, evaluate = self.plan.tune.rows()[-1], self.config.evaluate
+        row, evaluate = self.graph.tune.rows()[-1], self.config.evaluate
         model_memory = plain(self.config.model.get("memory_size")) or 0
         return max(*row.sizes, model_memory) + evaluate.block + evaluate.context
 
     def passage(self, document: int, before: list[int], tokens: list[int]) -> dict[str, Any]:
         """Return a passage whose tokens are annotated with their attribution, given the tokens before it."""
-        writer = Writer(self.plan)
+        writer = Writer(self.graph)
         writer.continuation.read(before)
         described = []
         for token in tokens:
@@ -67,24 +67,24 @@ class Samples(ConfiguredArtefact):
             writer.continuation.read([token])
         texts = (writer.text(before + tokens[:count]) for count in range(1, len(tokens) + 1))
         annotated = annotate(described, texts, writer.text(before))
-        name = self.plan.evaluated_corpus.corpus().names("test")[document]
+        name = self.graph.evaluated_corpus.corpus().names("test")[document]
         return {"document": name, "row": writer.label, "before": writer.text(before), "tokens": annotated}
 
 
-def samples_of(plan: Plan) -> Samples | TranslationSamples | None:
+def samples_of(graph: Graph) -> Samples | TranslationSamples | None:
     """Return a run's samples; None if its last row has no memories or one that holds the test text."""
-    config = plan.config
-    if not config.report.samples.passages or not last_row_memories(plan) or holds_test(plan):
+    config = graph.config
+    if not config.report.samples.passages or not last_row_memories(graph) or holds_test(graph):
         return None
-    if isinstance(plan, TranslationPlan):
-        return TranslationSamples(plan)
-    return None if is_pretrained(config) and plain(config.model.memory_size) else Samples(plan)
+    if isinstance(graph, TranslationGraph):
+        return TranslationSamples(graph)
+    return None if is_pretrained(config) and plain(config.model.memory_size) else Samples(graph)
 
 
-def holds_test(plan: Plan) -> bool:
+def holds_test(graph: Graph) -> bool:
     """Return True if a memory holds the test text itself."""
-    test = plan.evaluated_corpus.corpus().fingerprint("test")
-    return any(memory.fingerprint() == test for memory in plan.memories.stored.values())
+    test = graph.evaluated_corpus.corpus().fingerprint("test")
+    return any(memory.fingerprint() == test for memory in graph.memories.stored.values())
 
 
 def passages(offsets: np.ndarray, settings: dict[str, int]) -> list[tuple[int, int, int, int]]:

@@ -17,7 +17,7 @@ from trime.stages.samples.annotated import annotate
 from trime.stages.samples.drawing import draw_all
 from trime.stages.samples.stored_text import StoredText
 from trime.stages.samples.writers import describe_step
-from trime.stages.translation.graph import TranslationPlan
+from trime.stages.translation.graph import TranslationGraph
 
 
 class TranslationSamples(ConfiguredArtefact):
@@ -27,9 +27,9 @@ class TranslationSamples(ConfiguredArtefact):
     format = 2  # 2: entries of the largest memory first, and how many agree
     summary_file, unhashed = "samples.json", ("report.samples.minutes",)
 
-    def __init__(self, plan: TranslationPlan):
-        super().__init__(plan.config)
-        self.plan, self.translations = plan, plan.evaluate.translations
+    def __init__(self, graph: TranslationGraph):
+        super().__init__(graph.config)
+        self.graph, self.translations = graph, graph.evaluate.translations
 
     def needs(self) -> list[Artefact]:
         return [self.translations]
@@ -37,8 +37,8 @@ class TranslationSamples(ConfiguredArtefact):
     def build(self, folder: Path) -> None:
         rows = self.translations.tune.rows()
         translator = self.translations.translator(len(rows) - 1)
-        (memory,) = (self.plan.memories.stored[name] for name in rows[-1].memories)
-        pairs = PairText(memory, self.plan.corpus.corpus())
+        (memory,) = (self.graph.memories.stored[name] for name in rows[-1].memories)
+        pairs = PairText(memory, self.graph.corpus.corpus())
         count, wanted = self.translations.scores()[-1]["sentences"], self.config.report.samples.passages
         draws = [
             partial(self.translation, translator, pairs, number, rows[-1].label) for number in evenly_spaced(count, wanted)

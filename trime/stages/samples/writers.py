@@ -30,7 +30,7 @@ from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import rows_of
 from trime.stages.evaluate import policy_name
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.model_io import open_network
 from trime.stages.pretrained import build_answerer, is_pretrained
 from trime.stages.samples.stored_text import CONTEXT, StoredText
@@ -68,15 +68,15 @@ class PromptWriter(Protocol):
         """Return tokens as text."""
 
 
-def open_writer(plan: Plan) -> PromptWriter:
+def open_writer(graph: Graph) -> PromptWriter:
     """Return a writer with the experiment's last row, or with a pretrained model that has memories in its layers."""
-    if not is_pretrained(plan.config):
-        return Writer(plan)
-    source = str(plan.small_model.path()) if plan.small_model else plan.config.model.name
-    trained = plan.config.checkpoint or (not plan.small_model and plan.fit.folder.is_dir())
-    if is_encoder_decoder(source) or not (trained or last_row_memories(plan)):
-        return LongWriter(plan, source)
-    return Writer(plan)
+    if not is_pretrained(graph.config):
+        return Writer(graph)
+    source = str(graph.small_model.path()) if graph.small_model else graph.config.model.name
+    trained = graph.config.checkpoint or (not graph.small_model and graph.fit.folder.is_dir())
+    if is_encoder_decoder(source) or not (trained or last_row_memories(graph)):
+        return LongWriter(graph, source)
+    return Writer(graph)
 
 
 def locate_in_text(writer: PromptWriter, tokens: list[int], position: int) -> tuple[str, str]:
@@ -103,16 +103,16 @@ def describe_step(
     return GeneratedToken(text([step.token]), probability, parts, entries, agreeing_entries(step) if count else None)
 
 
-def last_row_memories(plan: Plan) -> set[str]:
+def last_row_memories(graph: Graph) -> set[str]:
     """Return the names of the memories of the experiment's last row."""
-    return rows_of(plan.config)[-1].memories
+    return rows_of(graph.config)[-1].memories
 
 
 class LongWriter:
     """A writer with a pretrained model whose layers have memories (Attendre); entries are those with most attention."""
 
-    def __init__(self, plan: Plan, source: str):
-        self.config, self.tokenizer = plan.config, load_tokenizer(source)
+    def __init__(self, graph: Graph, source: str):
+        self.config, self.tokenizer = graph.config, load_tokenizer(source)
         if not plain(self.config.model.memory_size):
             raise UserError("model.memory_size=0: reading a prompt with memories needs room for entries; set it larger")
         if self.config.model.prefill == "guided":
@@ -120,7 +120,7 @@ class LongWriter:
                 "model.prefill=guided needs a question about a text: set model.prefill=chunked or whole to generate"
             )
         model = load_pretrained(source, self.config.model.dtype)
-        self.answerer = build_answerer(plan.config, model)
+        self.answerer = build_answerer(graph.config, model)
         self.prompt: list[int] = []
         self.written: list[int] = []
         policy, size = policy_name(plain(self.config.eviction)), self.config.model.memory_size
@@ -160,25 +160,25 @@ class LongWriter:
 class Writer:
     """A writer with an experiment's model, and its last row's memories and tuned settings."""
 
-    def __init__(self, plan: Plan):
-        self.plan, config = plan, plan.config
-        self.folder = plan.run_folder
-        self.vocabulary: Vocabulary = plan.corpus.corpus().vocabulary
-        self.tokenizer: Tokenizer = plan.corpus.dataset.tokenizer
-        self.row = tuned_last_row(plan)
+    def __init__(self, graph: Graph):
+        self.graph, config = graph, graph.config
+        self.folder = graph.run_folder
+        self.vocabulary: Vocabulary = graph.corpus.corpus().vocabulary
+        self.tokenizer: Tokenizer = graph.corpus.dataset.tokenizer
+        self.row = tuned_last_row(graph)
         self.label = self.row.label
-        network, described = open_network(plan.model.path(), config)
+        network, described = open_network(graph.model.path(), config)
         if described["vocabulary_fingerprint"] != self.vocabulary.fingerprint:
             raise UserError(
                 "the model was trained with another vocabulary than the dataset's: name the dataset it was trained on"
             )
         device = device_of(config)
         prompt = {"text": None, "bounded": True, "split": "prompt"}
-        memories = plan.memories.open_all(prompt, list(self.row.sizes), self.row.memories)
+        memories = graph.memories.open_all(prompt, list(self.row.sizes), self.row.memories)
         evaluate = config.evaluate
         windows = WindowLengths(evaluate.block, 0 if network.is_stateful else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
-        self.sources = {name: StoredText(plan.memories.stored[name]) for name in memories if name in plan.memories.stored}
+        self.sources = {name: StoredText(graph.memories.stored[name]) for name in memories if name in graph.memories.stored}
         size = len(self.vocabulary)
         self.continuation = Continuation(network.to(device), self.row, memories, windows, eos, size, scaled)
         self.scorer = TextScorer(network, self.row, memories, windows, eos, scaled)
@@ -216,7 +216,7 @@ class Writer:
 
     def write(self, explain: bool = False, seed: int | None = None) -> Iterator[GeneratedToken]:
         """Yield generated tokens, ``generate.max_new_tokens`` of them; ``<unk>`` is none; ``explain``: with entries."""
-        config, settings = self.plan.config, self.settings
+        config, settings = self.graph.config, self.settings
         unknown = self.vocabulary.unknown
         excluded = (unknown,) if unknown != self.vocabulary.eos else ()  # some pretrained models have no token for it
         sampler = TokenSampler(settings.temperature, settings.top_p, excluded)
@@ -239,8 +239,8 @@ class Writer:
         return self.tokenizer.text([self.vocabulary.symbols[token] for token in tokens])
 
 
-def tuned_last_row(plan: Plan) -> MixtureSpec | FittedMixtureSpec:
+def tuned_last_row(graph: Graph) -> MixtureSpec | FittedMixtureSpec:
     """Return the experiment's last row, with the settings tuned on valid if it has memories."""
-    if last_row_memories(plan):
-        return plan.tune.rows()[-1]
-    return rows_of(plan.config)[-1]
+    if last_row_memories(graph):
+        return graph.tune.rows()[-1]
+    return rows_of(graph.config)[-1]

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.common.io import plain
 from trime.errors import UserError
 from trime.stages.evaluate import Evaluate
-from trime.stages.graph import Plan
+from trime.stages.graph import Graph
 from trime.stages.memories import Memories
 from trime.stages.mixture import build_tune
 from trime.stages.prepare import VocabularySettings
@@ -24,7 +24,7 @@ from trime.stages.translation.windows import SentenceWindows
 from trime.stages.tune import TunedRows
 
 
-class TranslationPlan(Plan):
+class TranslationGraph(Graph):
     """Data flow of parallel text, with K chosen by BLEU on valid."""
 
     training = TranslationTraining

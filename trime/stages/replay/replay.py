@@ -30,7 +30,7 @@ from trime.lab.settings import Keys
 from trime.memory.slots.bounded import BoundedMemory
 from trime.memory.slots.eviction.base import EvictionPolicy, topk_mask
 from trime.memory.slots.eviction.clairvoyant import Clairvoyant
-from trime.stages.eviction.record import Record
+from trime.stages.replay.record import Record
 
 ORACLE = "oracle"  # the name of the clairvoyant policy in results
 

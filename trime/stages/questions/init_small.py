@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from trime.data.byte_pairs import train_pieces
 from trime.lab.artefact import ConfiguredArtefact
+from trime.lab.stage import Stage
 from trime.models.pretrained.tokenizer import END, PADDING, save_tokenizer
 from trime.stages.prepare import PreparedText
 
@@ -39,3 +40,6 @@ class InitSmall(ConfiguredArtefact):
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         model.save_pretrained(folder)
         log.info(f"init_small: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")
+
+
+INIT_SMALL = Stage("init_small", lambda graph: [InitSmall(graph.config, graph.corpus)], of_run=False)

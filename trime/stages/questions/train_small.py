@@ -23,7 +23,9 @@ from trime.errors import UserError
 from trime.lab.artefact import ConfiguredArtefact
 from trime.lab.config_hash import QUESTION_PLACES
 from trime.lab.settings import plain_settings, without
+from trime.lab.stage import Stage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
+from trime.stages.pretrained import is_pretrained
 from trime.training.answering import AnsweringModule, QuestionBatch
 from trime.training.precision import resolved_precision
 from trime.training.trainer import added_to_training, build_trainer, quiet, run_training
@@ -173,3 +175,6 @@ def spread_positions(tokens: list[int], ends: set[int], room: int, draw: random.
     cuts = sorted(draw.randint(0, missing) for _ in breaks[1:])
     gaps = dict(zip(breaks, (end - start for start, end in pairwise([0, *cuts, missing])), strict=False))
     return list(accumulate((1 + gaps.get(place, 0) for place in range(1, len(tokens))), initial=0))
+
+
+TRAIN_SMALL = Stage("train_small", lambda graph: [graph.small_model if is_pretrained(graph.config) else None])

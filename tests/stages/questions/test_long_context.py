@@ -29,10 +29,10 @@ from trime.report.answers import cells_of, depth_panels, keys_of, label_runs
 from trime.report.canvas import canvas
 from trime.report.results import results_in
 from trime.report.run_result import AnsweringRun
-from trime.stages.graph import Plan
-from trime.stages.long_context.answer import solved_examples
-from trime.stages.long_context.prompts import PromptMaker
-from trime.stages.long_context.train_small import spread_positions
+from trime.stages.graph import Graph
+from trime.stages.questions.answer import solved_examples
+from trime.stages.questions.prompts import PromptMaker
+from trime.stages.questions.train_small import spread_positions
 from trime.stages.samples.answer_samples import AnswerSamples, answer_places
 from trime.training.answering import AnsweringModule, QuestionBatch, extend_positions
 
@@ -65,15 +65,15 @@ def test_a_small_model_is_trained_and_answers(
 ) -> None:
     config = tiny(f"experiment={experiment}", *settings)
     run(config)
-    plan = Plan(config)
-    lines = [json.loads(line) for line in (plan.answer.path() / "answers.jsonl").read_text().splitlines()]
+    graph = Graph(config)
+    lines = [json.loads(line) for line in (graph.answer.path() / "answers.jsonl").read_text().splitlines()]
     assert len(lines) == 12 and all(90 < line["tokens"] < 200 for line in lines)
     assert len({line["name"] for line in lines}) == 12 and "exact match" in capsys.readouterr().out
     (results,) = Path(config.paths.outputs).glob(f"runs/{experiment}/*/results.json")
     assert json.loads(results.read_text())["metrics"]["test"][0]["questions"] == 12
-    by_name = tiny(f"experiment={experiment}", *settings, f"model.name={plan.small_model.path()}", "eviction=fifo")  # type: ignore[union-attr]
+    by_name = tiny(f"experiment={experiment}", *settings, f"model.name={graph.small_model.path()}", "eviction=fifo")  # type: ignore[union-attr]
     run(by_name)
-    assert (Plan(by_name).answer.path() / "answers.jsonl").is_file() and Plan(by_name).small_model is None
+    assert (Graph(by_name).answer.path() / "answers.jsonl").is_file() and Graph(by_name).small_model is None
     run(tiny("stages=[report]", f"report.runs={config.paths.outputs}/runs/**", f"paths.outputs={config.paths.outputs}"))
     table = (Path(config.paths.outputs) / "reports" / "latest" / "answers.md").read_text()
     assert table.count(experiment) == 2 and "fifo" in table
@@ -167,13 +167,13 @@ def test_spread_prompts_are_learned_at_their_positions(
 def test_experiments_run_on_the_built_in_questions(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(f"experiment={experiment}", "train.updates=2", f"paths.outputs={tmp_path}")
     run(config)
-    assert Plan(config).answer.summary()["questions"] == config.questions.count
+    assert Graph(config).answer.summary()["questions"] == config.questions.count
 
 
 def test_a_killed_run_goes_on_with_the_next_questions(tiny: Tiny, settings: list[str]) -> None:
     config = tiny("experiment=attendre_decoder", *settings, "answering.batch_size=2")
     run(config)
-    answer = Plan(config).answer
+    answer = Graph(config).answer
     lines = read_json_lines(answer.path() / "answers.jsonl")
     partial = answer.folder.with_name(answer.folder.name + ".partial")
     shutil.rmtree(answer.folder)
@@ -199,8 +199,8 @@ def test_answers_to_other_texts_are_made_anew(tiny: Tiny, settings: list[str], t
     config = ["experiment=attendre_train_small", *reading, "questions=passkey", "questions.words=40"]
 
     def artefacts(folder: Path) -> tuple[str, ...]:
-        plan = Plan(tiny(*config, f"questions.background={folder}"))
-        return (plan.small_model.fingerprint if plan.small_model else "", plan.answer.fingerprint)
+        graph = Graph(tiny(*config, f"questions.background={folder}"))
+        return (graph.small_model.fingerprint if graph.small_model else "", graph.answer.fingerprint)
 
     before, moved = artefacts(text_folder), text_folder.rename(text_folder.with_name("moved"))
     assert artefacts(moved) == before
@@ -215,14 +215,14 @@ def test_a_text_with_several_questions_is_read_once(tiny: Tiny, settings: list[s
     reading = [one for one in settings if not one.startswith("questions")]
     together = tiny("experiment=attendre_decoder", *reading, *keys, "questions.ask=all", "answering.order=last")
     run(together)
-    plan = Plan(together)
-    lines = read_json_lines(plan.answer.path() / "answers.jsonl")
+    graph = Graph(together)
+    lines = read_json_lines(graph.answer.path() / "answers.jsonl")
     assert [line["read"] == line["tokens"] for line in lines] == [True, False, False, True, False, False, True]
     assert all(line["read"] < 40 < line["tokens"] for line in lines[1:3])
-    assert plan.answer.summary()["tokens"] == sum(line["read"] for line in lines)
-    examples = plan.answer.examples()
-    tokenizer, answerer = plan.answer.model()
-    made = plan.answer.prompts(tokenizer)
+    assert graph.answer.summary()["tokens"] == sum(line["read"] for line in lines)
+    examples = graph.answer.examples()
+    tokenizer, answerer = graph.answer.model()
+    made = graph.answer.prompts(tokenizer)
     for example, line in zip(examples, lines, strict=True):
         session = answerer.start([made(example).shared]).ask([made(example).rest])
         (tokens,) = greedy(session, tokenizer.eos_token_id, together.answering.max_new_tokens)
@@ -316,12 +316,12 @@ def test_a_page_shows_what_was_kept(
     how = f"eviction={policy}", f"model.prefill={prefill}", "model.query_size=0"
     config = tiny("experiment=attendre_decoder", *settings, *how, pictures=True)
     run(config)
-    plan = Plan(config)
+    graph = Graph(config)
     (folder,) = Path(config.paths.outputs).glob("runs/attendre_decoder/*")
     page = (folder / "page.html").read_text()
     assert {"kept.png", "kept.svg", "table.csv"} <= {file.name for file in folder.iterdir()}
-    samples = AnswerSamples(plan).summary()
-    answers = [json.loads(line) for line in (plan.answer.path() / "answers.jsonl").read_text().splitlines()]
+    samples = AnswerSamples(graph).summary()
+    answers = [json.loads(line) for line in (graph.answer.path() / "answers.jsonl").read_text().splitlines()]
     assert {sample["right"] for sample in samples} == {answer["right"] for answer in answers}
     for sample in samples:
         assert html.escape(sample["question"]) in page and 90 < len(sample["kept"]) < 200
@@ -340,7 +340,7 @@ def test_a_guided_text_is_read_for_each_of_its_questions(tiny: Tiny, settings: l
     own = [word for word in settings if not word.startswith("questions")]
     config = tiny("experiment=attendre_decoder", *passkey, *reading, *own)
     run(config)
-    answer = Plan(config).answer
+    answer = Graph(config).answer
     lines, (tokenizer, answerer) = read_json_lines(answer.path() / "answers.jsonl"), answer.model()
     make_prompt, examples = answer.prompts(tokenizer), answer.examples()
     assert len({example.context for example in examples}) == len(examples) / 2

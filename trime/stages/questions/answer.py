@@ -26,9 +26,9 @@ from trime.lab.parts import ArtefactInParts, Parts, RunParts
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
-from trime.stages.long_context.prompts import Prompt, PromptMaker
-from trime.stages.long_context.train_small import batched
 from trime.stages.pretrained import build_answerer, model_fingerprint
+from trime.stages.questions.prompts import Prompt, PromptMaker
+from trime.stages.questions.train_small import batched
 from trime.training.processes import DEVICE
 
 Asked = tuple[Example, Prompt]

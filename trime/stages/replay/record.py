@@ -20,6 +20,7 @@ from trime.common.types import Tensor
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.stage import Stage
 from trime.models.backbones.memorizing import KNNAttention
 from trime.models.network import Reader
 from trime.stages.encode import Encode
@@ -114,3 +115,6 @@ class QueryKeyRecorder:
         query, key = (torch.cat(parts).contiguous() for parts in zip(*self.parts, strict=True))
         self.parts = []
         return {"query": query, "key": key}
+
+
+RECORD = Stage("record", lambda graph: [graph.test, *graph.tune.build_order()] if graph.memories.replayable else [graph.record])

@@ -21,7 +21,7 @@ from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
-from trime.stages.eviction.replay import Piece, Replay, ReplayedDocument, ReplayResult
+from trime.stages.replay.replay import Piece, Replay, ReplayedDocument, ReplayResult
 from trime.stages.scoring import SCORING, text_parts, windows_of
 from trime.stages.tune import TunedRows
 from trime.training.processes import DEVICE

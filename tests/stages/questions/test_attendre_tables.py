@@ -18,8 +18,8 @@ from trime.errors import UserError
 from trime.lab.runner import run
 from trime.models.pretrained.answering import AnswerSession, greedy
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
-from trime.stages.graph import Plan
-from trime.stages.long_context import answer
+from trime.stages.graph import Graph
+from trime.stages.questions import answer
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 TABLES = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "attendre").glob("*.yaml"))
@@ -64,7 +64,7 @@ def model(tiny: Callable[..., DictConfig]) -> Callable[[str], Path]:
     def initialized(kind: str) -> Path:
         config = tiny("stages=[init_small]", f"small.model.kind={kind}", "small.vocabulary=400")
         run(config)
-        return Plan(config).made_by("init_small")[0].path()
+        return Graph(config).made_by("init_small")[0].path()
 
     return initialized
 
@@ -120,14 +120,14 @@ def test_a_table_runs_from_the_official_files(
     monkeypatch.setattr(answer, "greedy", record_length)
     config = table(name, *jobs(name)[number])
     run(config)
-    plan = Plan(config)
+    graph = Graph(config)
     (results,) = Path(config.paths.outputs).glob(f"runs/attendre_{name}/*/results.json")
     content = json.loads(results.read_text())
     row = content["metrics"]["valid"][0]
     assert (row["memory_size"], row["query_size"], row["eviction"]) == READ[name][number]
     assert row["questions"] == 3 and row["chunk"] == 128 and config.questions.count == 1000 and set(longest) == {32}
     assert row["top_k"] == (None if name in ("table2", "table4") else 128)
-    lines = [json.loads(line) for line in (plan.answer.path() / "answers.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (graph.answer.path() / "answers.jsonl").read_text().splitlines()]
     tokenizer = load_tokenizer(config.model.name)
     for line in lines:
         tower = line["name"].removeprefix("q_")
