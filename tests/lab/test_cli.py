@@ -50,7 +50,7 @@ def test_a_command_without_words_prints_the_help(monkeypatch: pytest.MonkeyPatch
 
 def test_threads_are_known_before_libraries_are_imported() -> None:
     code = (
-        "from trime.run import command_line; command_line.limit_threads(['threads=0', 'threads=1']); import torch, numba; "
+        "from trime.lab import command_line; command_line.limit_threads(['threads=0', 'threads=1']); import torch, numba; "
         "print(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)"
     )
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
