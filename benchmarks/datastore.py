@@ -27,10 +27,7 @@ from trime.lab.runner import run
 from trime.models.network import Reader
 from trime.stages.encode import Encode
 from trime.stages.graph import Graph
-from trime.stages.model_io import open_network
 from trime.stages.tune import sample_queries
-from trime.training.precision import autocast
-from trime.training.processes import device_of
 
 COMPRESSED = [
     ("float16", None),
@@ -69,8 +66,8 @@ def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]],
     config = make_config(options)
     store = Graph(config).store_of(config)
     assert isinstance(store, Encode)
-    corpus, device = store.corpus.corpus(), device_of(store.config)
-    network = open_network(store.model.path(), store.config)[0].to(device)
+    corpus, device = store.corpus.corpus(), store.hardware.device
+    network = store.settings.open(store.model.path())[0].to(device)
     windows = store.windows(corpus)
     forecast = store.estimate_cost(Reader(network), corpus, windows, device)
     sizes: list[int] = []
@@ -78,7 +75,7 @@ def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]],
     @torch.no_grad()
     def read_only() -> None:
         reader, batches = Reader(network), store.batches(windows, network.is_stateful)
-        with autocast(device, store.config):
+        with store.hardware.autocast():
             for batch in store.windowing.loader(corpus, store.split, windows, batches):
                 reader.encode(batch.to(device))
 

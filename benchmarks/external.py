@@ -30,7 +30,6 @@ from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
 from trime.stages.scoring import build_scorer
 from trime.stages.tune import sample_queries
-from trime.training.processes import device_of
 
 ENOUGH, BOUND = 0.8, 5.0  # minimal recall, and maximal time over evaluation without the external memory
 
@@ -85,11 +84,11 @@ class Contestant:
 
     def __init__(self, config: DictConfig):
         self.config, graph = config, Graph(config)
-        self.encoded, self.device = graph.valid, device_of(config)
+        self.encoded, self.device = graph.valid, graph.hardware.device
         self.index = next((memory.index for memory in graph.memories.datastores), None)
         if self.index:
             self.index.make()
-        self.scorer = build_scorer(config, rows_of(config), graph.memories, self.encoded)
+        self.scorer = build_scorer(graph.scoring, rows_of(config), graph.memories, self.encoded)
 
     def __call__(self) -> float:
         """Return the loss, the lowest of the grid."""

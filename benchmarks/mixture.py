@@ -25,7 +25,6 @@ from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
 from trime.stages.mixture import TuneMixture
 from trime.stages.scoring import build_scorer
-from trime.training.processes import device_of
 
 MEMORIES = (("local",), ("local", "long"), ("local", "long", "external"))
 SLOWER, SECONDS = 1.05, 30.0  # maximal time over that of Eq. 6; maximal seconds of a fit to 100,000 tokens on one core
@@ -97,6 +96,6 @@ def fit_of(graph: Graph) -> dict[str, Any]:
 
 def score(graph: Graph, row: MixtureSpec | FittedMixtureSpec) -> None:
     """Score the encoded text once with a row."""
-    scorer = build_scorer(graph.config, [row], graph.memories, graph.valid)
-    for _ in scorer.score_rows(read_windows(graph.valid.path(), device_of(graph.config))):
+    scorer = build_scorer(graph.scoring, [row], graph.memories, graph.valid)
+    for _ in scorer.score_rows(read_windows(graph.valid.path(), graph.hardware.device)):
         pass

@@ -20,7 +20,7 @@ from trime.errors import UserError
 from trime.lab.manifest import MANIFEST, write_manifest
 from trime.lab.runner import run
 from trime.stages.graph import Graph
-from trime.stages.model_io import model_of, open_network
+from trime.stages.model_io import ModelSettings
 
 Tiny = Callable[..., DictConfig]
 EVERYTHING = ["experiment=trime_ext", "evaluate.analysis=true", "evaluate.memories=[local,long,external,ngram,ngram_document]"]
@@ -71,9 +71,9 @@ def test_a_stored_model_names_registered_parts_alone(tiny: Tiny, tmp_path: Path)
         other = content | {"model": content["model"] | {part: content["model"][part] | changed}}
         (folder / "model.json").write_text(json.dumps(other))
         with pytest.raises(UserError, match=re.escape(f"{folder / 'model.json'} has")):
-            open_network(folder, config)
+            ModelSettings.of(config).open(folder)
     (folder / "model.json").write_text(json.dumps(content))
-    assert open_network(folder, config)[1] == content
+    assert ModelSettings.of(config).open(folder)[1] == content
 
 
 def test_own_classes_may_be_named_in_the_present_settings(tiny: Tiny) -> None:
@@ -86,5 +86,5 @@ def test_own_classes_may_be_named_in_the_present_settings(tiny: Tiny) -> None:
 )
 def test_every_model_of_the_lab_is_registered(words: list[str]) -> None:
     config = composed(*words)
-    assert not unregistered({"model": model_of(config), "eviction": plain(config.eviction)}, {})
+    assert not unregistered({"model": ModelSettings.of(config).parts(), "eviction": plain(config.eviction)}, {})
     assert len(registered_targets()) > 15

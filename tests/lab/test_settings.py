@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError
 
+from trime.common.identity import Free, identity_of
 from trime.common.io import plain
 from trime.config.compose import compose_config
 from trime.config.help import schema_entries
-from trime.lab.artefact import Artefact, ConfiguredArtefact
-from trime.lab.config_hash import config_hash
-from trime.lab.settings import plain_settings, select_settings, without
+from trime.lab.artefact import Artefact
+from trime.lab.config_hash import config_hash, without
 from trime.stages.graphs import build_graph
 from trime.stages.mixture import TuneMixture
 from trime.stages.translation.graph import TranslationGraph
-from trime.stages.translation.translate import SEARCH
 
+SEARCHED = ("beam", "length_penalty", "min_length", "max_length", "sentences", "unweighted_external")
 NOTHING: frozenset[str] = frozenset()
 ENCODED = frozenset({"valid", "test", "store"})
 SCORED = frozenset({"grid", "evaluate", "subsets"})
 # Which artefacts of `experiment=trime_ext` change with a setting, apart from those made from them. A name stands for a setting,
 # or for all of a section that no longer name stands for.
 LANGUAGE_MODEL: dict[str, frozenset[str]] = {
-    "seed": frozenset({"fit", "mixture", "subset_mixtures"}),
+    "seed": frozenset({"fit", "mixture"}),
     "dataset": frozenset({"corpus"}),
     "dataset.cache": NOTHING,
     "vocabulary": frozenset({"corpus"}),
@@ -53,7 +53,7 @@ LANGUAGE_MODEL: dict[str, frozenset[str]] = {
     "tune": frozenset({"grid"}),
     "evaluate.block": ENCODED,
     "evaluate.context": ENCODED,
-    "evaluate.lines": ENCODED,
+    "evaluate.lines": frozenset({"valid", "test"}),
     "evaluate.bounded": ENCODED,
     "evaluate.tokens": frozenset({"valid", "test"}),
     "evaluate.sample": frozenset({"valid", "test"}),
@@ -73,9 +73,9 @@ LANGUAGE_MODEL: dict[str, frozenset[str]] = {
     "index.k": frozenset({"index", "grid"}),
     "index.nprobe": frozenset({"grid"}),
     "index.rescore": frozenset({"grid"}),
-    "mixture": frozenset({"mixture", "subset_mixtures"}),
-    "mixture.tokens": frozenset({"mixture", "subset_mixtures", "grid"}),  # the masses are collected with the grid
-    "mixture.temperatures": frozenset({"mixture", "subset_mixtures", "grid"}),
+    "mixture": frozenset({"mixture"}),
+    "mixture.tokens": frozenset({"grid"}),  # the masses are collected with the grid
+    "mixture.temperatures": frozenset({"grid", "mixture"}),
     "compatibility.sorted_windows": ENCODED | SCORED,
     "compatibility.dropped_in_band": ENCODED | {"fit"},
     "compatibility.own_gradient_only": frozenset({"fit"}),
@@ -98,7 +98,7 @@ TRANSLATION: dict[str, frozenset[str]] = {
     "translation": frozenset({"fit"}),
     "translation.key": frozenset({"fit", "valid", "test", "store"}),
     "translation.joined_dictionary": frozenset({"corpus", "fit"}),
-    **{f"translation.{name}": frozenset({"translate"}) for name in SEARCH},
+    **{f"translation.{name}": frozenset({"translate"}) for name in SEARCHED},
     "translation.batch_size": NOTHING,
     "datastore": frozenset({"store"}),
 }
@@ -171,7 +171,7 @@ def settings_of(config: DictConfig) -> dict[str, str]:
 
 def hashed(artefact: Artefact) -> str:
     """Return what the hash of an artefact contains beside the artefacts that it is made from."""
-    content = repr(artefact.settings() if isinstance(artefact, ConfiguredArtefact) else artefact.identity())
+    content = repr(artefact.identity())
     for need in artefact.needs():
         content = content.replace(need.fingerprint, need.kind)
     return content
@@ -216,18 +216,19 @@ def test_a_setting_moves_the_hashes_of_what_depends_on_it_and_no_others(
     assert not wrong, "\n".join(f"{keys}: {text}" for keys, text in wrong.items())
 
 
-def test_an_artefact_cannot_read_a_setting_that_it_does_not_name() -> None:
-    """A forgotten key is an error at once, rather than a result that is found again where it should be made anew."""
-    fit = artefacts_of(compose_config("experiment=trime_ext", "dataset=stdlib_tiny"))["fit"]
-    assert fit.config.train.updates and fit.config.trainer.accelerator
-    with pytest.raises(ConfigAttributeError):
-        _ = fit.config.index
-    with pytest.raises(ConfigAttributeError):
-        _ = fit.config.evaluate.rows
+def test_a_hash_contains_what_says_by_its_fields_what_it_is() -> None:
+    """A field that is not Free is plain data, a dataclass or an artefact; any other object is refused."""
+
+    @dataclass(frozen=True)
+    class Part:
+        size: int
+        place: Free[str]
+
+    same = [identity_of({"a": Part(1, place), "b": (2.5, None)}) for place in ("here", "there")]
+    assert same[0] == same[1] == {"a": {"type": "Part", "size": 1}, "b": [2.5, None]}
+    with pytest.raises(TypeError, match="object"):
+        identity_of([object()])
 
 
-def test_select_settings_takes_sections_and_parts_and_resolves_references() -> None:
-    config = OmegaConf.create({"a": {"b": 1, "c": "${d.e}"}, "d": {"e": [2], "f": None}, "g": 3})
-    assert plain(select_settings(config, ("a", "d.f", "h.i"))) == {"a": {"b": 1, "c": [2]}, "d": {"f": None}}
-    assert plain_settings(config, ("a.c", "g")) == {"a": {"c": [2]}, "g": 3}
+def test_without_removes_sections_and_parts() -> None:
     assert without({"a": {"b": 1, "c": 2}, "d": 3}, ("a.b", "d", "x.y", "d.z")) == {"a": {"c": 2}}

@@ -53,7 +53,7 @@ def test_results_come_before_what_decorates_them(
     run(config)
     assert "Test text, scored" in (folder / "page.html").read_text()
     another = Samples(Graph(tiny("experiment=trime", f"paths.outputs={tmp_path}", "report.samples.minutes=null")))
-    assert "minutes" not in str(another.settings()), "time decides how many are drawn by a command, not what they are"
+    assert "minutes" not in str(another.identity()), "time decides how many are drawn by a command, not what they are"
 
 
 def interrupt(*_: object) -> None:

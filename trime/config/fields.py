@@ -93,6 +93,18 @@ def defaults(kind: type) -> dict[str, Any]:
     return {name: defaults(type(value)) if is_dataclass(value) else value for name, value in values.items()}
 
 
+def free_settings(kind: type, place: str = "") -> list[str]:
+    """Return the dotted keys of the settings and sections that cannot change a result."""
+    keys = []
+    for each in fields(kind):
+        value = each.default_factory() if callable(each.default_factory) else None
+        if each.metadata["free"]:
+            keys.append(f"{place}{each.name}")
+        elif is_dataclass(value):
+            keys += free_settings(type(value), f"{place}{each.name}.")
+    return keys
+
+
 def described(kind: Any) -> str:
     """Return what a value of a type must be, to follow "it must be"."""
     origin, inner = get_origin(kind) or kind, get_args(kind)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass
 
 import torch
-from omegaconf import DictConfig
 
+from trime.common.identity import Free
 from trime.common.types import Contexts, Float, Int, Tensor, TokenPosition
 from trime.data.corpus import Split
 from trime.data.parallel.corpus import ParallelCorpus
@@ -20,9 +20,24 @@ from trime.models.backbones.encoder_decoder import DecoderCache, EncodedSource, 
 from trime.models.network import Network
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.scoring.mixture_spec import MixtureSpec
-from trime.training.precision import autocast
+from trime.training.hardware import Hardware
 
 MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # so that the end of a sentence is never impossible
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """The settings of a beam search (Appendix C), and of the mixture at its every step."""
+
+    beam: int
+    length_penalty: float
+    min_length: int
+    max_length: tuple[float, ...]  # (a, b): at most a n + b pieces for n pieces of the source
+    sentences: int | None  # of a split that are translated; None: all
+    unweighted_external: bool
+    scaled_interpolation: bool
+    batch_size: Free[int]
+    hardware: Free[Hardware]
 
 
 class Translator:
@@ -34,20 +49,18 @@ class Translator:
         row: MixtureSpec | FittedMixtureSpec,
         nearest: KNNMemory | None,
         corpus: ParallelCorpus,
-        config: DictConfig,
+        settings: SearchSettings,
     ):
         self.network, self.row, self.nearest, self.corpus = network, row, nearest, corpus
         self.device = next(network.parameters()).device
         self.mixture = row.mixture_on(self.device) if isinstance(row, FittedMixtureSpec) else None
-        search = config.translation
-        self.beam, self.max_length = Beam(search.beam, search.length_penalty, search.min_length), search.max_length
-        self.scaled, self.unweighted = config.evaluate.scaled_interpolation, search.unweighted_external
-        self.batch_size, self.autocast = search.batch_size, partial(autocast, self.device, config)
+        self.settings, self.autocast = settings, settings.hardware.autocast
+        self.beam = Beam(settings.beam, settings.length_penalty, settings.min_length)
 
     def translate(self, source: Split, first: int, end: int) -> Iterator[list[str]]:
         """Yield the translations of the sentences from ``first`` to before ``end`` of a source text, batch by batch."""
-        for start in range(first, end, self.batch_size):
-            numbers = range(start, min(start + self.batch_size, end))
+        for start in range(first, end, self.settings.batch_size):
+            numbers = range(start, min(start + self.settings.batch_size, end))
             sentences = [source.document(n).tolist() for n in numbers]
             yield [self.text(best.tokens) for best in self.search(sentences, torch.tensor(numbers))]
 
@@ -81,7 +94,7 @@ class Translator:
             log_probability[:, special_ids.pad] = -torch.inf
             return log_probability
 
-        limits = [int(self.max_length[0] * len(source) + self.max_length[1]) for source in sources]
+        limits = [int(self.settings.max_length[0] * len(source) + self.settings.max_length[1]) for source in sources]
         limits = [max(self.beam.min_length, min(limit, backbone.positions - 2)) for limit in limits]
         return self.beam.search(step, special_ids.eos, special_ids.eos, limits, self.device)
 
@@ -118,7 +131,7 @@ class Translator:
         if self.nearest is None:
             return logits.log_softmax(1)
         attribution, _ = self.attribution(logits, f, g, sentence)
-        if isinstance(self.row, FittedMixtureSpec) or not (self.unweighted and self.row.joint):
+        if isinstance(self.row, FittedMixtureSpec) or not (self.settings.unweighted_external and self.row.joint):
             return attribution.probability.clamp(min=MIN_PROBABILITY).log()
         (memory,) = (part for name, part in attribution.parts.items() if name != "vocabulary")
         total = attribution.parts["vocabulary"] + memory / memory.sum(1, keepdim=True).clamp(min=MIN_PROBABILITY)
@@ -136,8 +149,8 @@ class Translator:
         entries = {name: Entries(similarity, token, number.to(token.device))}
         if isinstance(self.row, FittedMixtureSpec):
             assert self.mixture is not None
-            experts = expert_distributions(self.row, logits, entries, g.shape[1], self.scaled)
+            experts = expert_distributions(self.row, logits, entries, g.shape[1], self.settings.scaled_interpolation)
             weights = self.mixture.log_weights(experts.total.float(), experts.total.new_empty(len(g), 0).float())
             return fitted_attribution(self.row, experts, weights), entries
         gate = self.network.gate_logits(f).double() if self.network.gate is not None else None
-        return grid_attribution(self.row, logits, entries, g.shape[1], self.scaled, gate), entries
+        return grid_attribution(self.row, logits, entries, g.shape[1], self.settings.scaled_interpolation, gate), entries

@@ -7,7 +7,6 @@ the size and checksum of every file tells whether it is still what was written.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
@@ -15,15 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
+from trime.common.identity import Free, fingerprint_of, hashed_fields, identity_of
 from trime.common.io import lock_of, locked, partial_of
 from trime.errors import UserError
 from trime.lab.manifest import MANIFEST, check_manifest, part_files, write_manifest
-from trime.lab.settings import Configured
-
-T = TypeVar("T")
-Free = Annotated[T, "free"]  # a field that cannot change a result, and that no hash contains, such as a device or a place
 
 
 @dataclass(frozen=True)
@@ -47,34 +43,12 @@ class Lab:
         return cls(outputs, data, config.artefacts.verify, run_parts)
 
 
-def identity_of(value: Any) -> Any:
-    """Return what a value contributes to a hash, as plain data: an artefact its fingerprint, a dataclass its fields.
-
-    Free fields are left out. TypeError for an object that does not say by its fields what it is.
-    """
-    if isinstance(value, Artefact):
-        return value.fingerprint
-    if dataclasses.is_dataclass(value):
-        return {"type": type(value).__name__, **{name: identity_of(part) for name, part in hashed_fields(value).items()}}
-    if isinstance(value, Mapping):
-        return {str(name): identity_of(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [identity_of(part) for part in value]
-    if value is None or isinstance(value, str | int | float):
-        return value
-    raise TypeError(f"a hash cannot contain {type(value).__name__}: declare its field Free, or make it a dataclass")
-
-
-def hashed_fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that are not ``Free``."""
-    hashed = [field.name for field in dataclasses.fields(value) if not str(field.type).startswith("Free[")]  # types are text
-    return {name: getattr(value, name) for name in hashed}
-
-
 def artefacts_in(value: Any) -> Iterator[Artefact]:
     """Yield the artefacts that a value is or holds, at any depth of dataclasses and lists."""
     if isinstance(value, Artefact):
         yield value
+    elif hasattr(value, "needs"):
+        yield from value.needs()
     elif isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from artefacts_in(part)
@@ -93,7 +67,7 @@ class Artefact(ABC):
     kind: ClassVar[str]
     format: ClassVar[int] = 1
     summary_file: ClassVar[str]
-    lab: Lab
+    lab: Free[Lab]
 
     @property
     def stage(self) -> str:
@@ -124,8 +98,7 @@ class Artefact(ABC):
     @cached_property
     def fingerprint(self) -> str:
         """The hash of kind, format and identity."""
-        content = [self.kind, self.format, self.identity()]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+        return fingerprint_of([self.kind, self.format, self.identity()])
 
     @property
     def name(self) -> str:
@@ -179,18 +152,3 @@ class Artefact(ABC):
                 file.unlink()
             partial.replace(self.folder)
         return True
-
-
-class ConfiguredArtefact(Configured, Artefact):
-    """An artefact that still says by ``settings()`` and ``needs()`` what determines it, rather than by its fields."""
-
-    @property
-    def lab(self) -> Lab:  # type: ignore[override]
-        """The places of the configuration, and the engine that the artefact was given."""
-        return Lab.of(self.config, getattr(self, "run_parts", None))  # type: ignore[arg-type]
-
-    def needs(self) -> list[Artefact]:
-        return []
-
-    def identity(self) -> Any:
-        return json.loads(json.dumps([self.settings(), [need.fingerprint for need in self.needs()]], default=str))

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from trime.common.identity import fingerprint_of
 from trime.common.io import plain
-from trime.lab.settings import without
+from trime.config.fields import free_settings
+from trime.config.schema import Settings
 
 DATASET_PLACES = ("path", "cache")  # where text lies does not decide what it is
 QUESTION_PLACES = ("questions.path", "questions.babi", "questions.background")
 
-IGNORED = (  # settings and sections that no result depends on
-    *("paths", "artefacts", "storage", "export", "logger", "report", "frontier", "stages", "seed", "expected", "name"),
-    *("dictionary", "generate", "explain", "prompt_file"),
-    *("train.checkpoint_every", "train.log_every", "search", "threads", "engine"),
-    *("evaluate.batch_tokens", "evaluate.analysis", "evaluate.per_token", "evaluate.subsets"),
-    *("trainer.accelerator", "trainer.devices", "trainer.strategy", "trainer.num_nodes", "trainer.enable_progress_bar"),
-    *("index.engine", "index.address", "index.replicas", "index.cores", "index.device"),
-    *("batching.seed", "answering.batch_size", "translation.batch_size"),
+NOT_COMPARED = (  # what else does not tell two results apart: seeds, places, and published numbers beside them
+    *("seed", "expected", "dictionary", "evaluate.subsets", "batching.seed"),
     *QUESTION_PLACES,
 )
 VALIDATION = ("train.validate_every", "train.validate_tokens")  # they decide which weights are best, not the last ones
@@ -42,7 +38,7 @@ def config_hash(config: DictConfig) -> str:
 
     A checkpoint is identified by the name of its folder and text by its dataset's settings, not by where they lie.
     """
-    content = without(plain(config), IGNORED)
+    content = without(plain(config), [*free_settings(Settings), *NOT_COMPARED])
     if given := content["checkpoint"] and Path(content["checkpoint"]):
         content["checkpoint"] = given.parent.name if given.suffix == ".pt" else given.name
     if content["train"]["keep"] == "last":
@@ -53,7 +49,19 @@ def config_hash(config: DictConfig) -> str:
     for part in (content, content["evaluate"], content["datastore"], *own):
         if part.get("dataset"):
             identify_text(part["dataset"])
-    text = json.dumps(content, sort_keys=True)
     if packaged := content["model"].get("hub"):  # wherever the folder made from the package lies
-        text = text.replace(json.dumps(content["model"]["folder"]), json.dumps(packaged))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+        text = json.dumps(content).replace(json.dumps(content["model"]["folder"]), json.dumps(packaged))
+        content = json.loads(text)
+    return fingerprint_of(content)
+
+
+def without(content: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Remove these dotted keys from plain settings, and return them."""
+    for key in keys:
+        *sections, name = key.split(".")
+        place: Any = content
+        for section in sections:
+            place = place.get(section) if isinstance(place, dict) else None
+        if isinstance(place, dict):
+            place.pop(name, None)
+    return content

@@ -24,7 +24,6 @@ from trime.lab.storage import NEEDS, note_needs
 from trime.lab.tracking import finishing_wandb_run
 from trime.report.report_runs import check_report, report_several
 from trime.report.results import find_runs, read_runs
-from trime.training.processes import is_worker
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ def run_experiment(config: DictConfig, stages: Sequence[Stage]) -> RunOutcome:
     """Check the configuration, then run an experiment's stages in order; on a further machine only its share."""
     graph = get_method(OPEN_GRAPH)(config)
     names = [stage.name for stage in stages]
-    worker, has_log = is_worker(config), any(stage.has_log for stage in stages)
+    worker, has_log = graph.hardware.is_worker, any(stage.has_log for stage in stages)
     with finishing_wandb_run(), logging_to_file(graph.folder_of(names) / LOG if has_log and not worker else None):
         if worker:
             assist_training(graph, stages)

@@ -32,9 +32,7 @@ from trime.models.network import Reader
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
-from trime.stages.model_io import open_network
 from trime.stages.scoring import build_scorer
-from trime.training.processes import device_of
 
 MAX_WINDOWS = 6  # windows of the test text that are altered
 TOLERANCE = 1e-4  # nats: changes by rounding
@@ -47,14 +45,14 @@ class Audit:
     """The checks of a run, with its text, model and memories."""
 
     def __init__(self, graph: Graph):
-        config, self.graph = graph.config, graph
+        self.graph = graph
         self.corpus = graph.evaluated_corpus.corpus()
         self.text = self.corpus.split("test")
         self.windows: Segments = graph.test.windows(self.corpus)
-        self.network, _ = open_network(graph.model.path(), config)
-        self.device = device_of(config)
+        self.network, _ = graph.model_settings.open(graph.model.path())
+        self.device = graph.hardware.device
         self.network.to(self.device)
-        self.scorer = build_scorer(config, graph.tune.rows(), graph.memories, graph.test)
+        self.scorer = build_scorer(graph.scoring, graph.tune.rows(), graph.memories, graph.test)
         self.unaltered: dict[int, list[Tensor]] = {}  # scores by window number
 
     @property

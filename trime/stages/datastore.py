@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,18 +15,20 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.common.metrics import ResourceUsage
 from trime.common.progress import Progress
 from trime.common.types import Float, Tensor
 from trime.common.urls import local_copy
+from trime.config.schema import Index
 from trime.data.corpus import content_hash
 from trime.data.notes import describe_duplicates, find_duplicates
 from trime.errors import UserError, install_command
-from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.manifest import check_manifest
-from trime.lab.parts import ArtefactInParts, Parts, RunParts
+from trime.lab.parts import ArtefactInParts, Parts
 from trime.lab.stage import Stage
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.memory.retrieval.index import (
@@ -68,35 +71,33 @@ class AssignedCells(Parts):
         advance(self.sizes[number])
 
 
-class BuildIndex(ConfiguredArtefact, ArtefactInParts):
-    """A FAISS index file, or keys sorted by cells; a description only where search is exact by brute force."""
+@dataclass(frozen=True, eq=False)
+class BuildIndex(ArtefactInParts):
+    """A FAISS index file, or keys sorted by cells; a description only where search is exact by brute force.
 
-    kind, depends_on = "datastore", ("index.factory", "index.metric")
-    unhashed = ("index",)
+    ``largest_k``: the largest K of any search, for which index=auto chooses how much to visit.
+    """
+
+    kind, format = "datastore", 2
     summary_file = "datastore.json"
 
-    def __init__(self, config: DictConfig, store: Artefact, run_parts: RunParts, largest_k: int | None = None):
-        """``largest_k``: the largest K of any search, for which index=auto chooses how much to visit; by default index.k."""
-        super().__init__(config)
-        self.store, self.run_parts, self.largest_k = store, run_parts, largest_k or int(self.config.index.k)
+    store: Artefact
+    index: Free[Index]  # identity() has what decides the index; the rest, how it is searched
+    largest_k: Free[int]
+    lab: Free[Lab]
 
-    def needs(self) -> list[Artefact]:
-        return [self.store]
-
-    def settings(self) -> Any:
-        index = self.config.index
+    def identity(self) -> Any:
+        index = self.index
         chosen = {"recall": index.recall, "k": self.largest_k} if index.factory == AUTO else {}
-        if "PCA" in str(index.factory) and index.metric != "l2":
-            chosen["mean"] = "kept"  # earlier versions subtracted it
         parts = 1 if str(index.factory).startswith("Cells") else index.parts  # index=auto decides only when it is built
-        return super().settings() | chosen | ({"divided": parts} if parts > 1 else {})
+        return super().identity() | {"factory": index.factory, "metric": index.metric, "parts": parts} | chosen
 
     def open_parts(self, folder: Path) -> AssignedCells:
         """Return what an engine does of an index of cells: training and sorting need all keys."""
-        return AssignedCells(self.store.path(), self.config.index.metric, folder)
+        return AssignedCells(self.store.path(), self.index.metric, folder)
 
     def build(self, folder: Path) -> None:
-        meter, store, index = ResourceUsage(), self.store.path(), self.config.index
+        meter, store, index = ResourceUsage(), self.store.path(), self.index
         entries, width = len(Keys(Shards(store))), self.store_summary()["width"]
         factory = check_index(index, entries, width)
         parts = split_into_parts(store, built_parts(index, factory), folder, factory, index.metric)
@@ -105,7 +106,7 @@ class BuildIndex(ConfiguredArtefact, ArtefactInParts):
             with Progress(total=entries, unit="key", unit_scale=True, desc=f"index {factory}") as bar:
                 if by_cells:
                     builder_of(factory).train(Keys(Shards(store)), index.metric, folder)
-                    self.run_parts(self, self.open_parts(folder), bar)
+                    self.lab.run_parts(self, self.open_parts(folder), bar)
                 build_parts(parts, folder, Progress(disable=True) if by_cells else bar)
         size = sum(path.stat().st_size for path in (*folder.rglob("*"), *store.iterdir()) if is_permanent(path))
         content = {
@@ -126,7 +127,7 @@ class BuildIndex(ConfiguredArtefact, ArtefactInParts):
 
         The number is doubled until recall suffices, or hardly grows because the codes of a product quantiser limit it.
         """
-        factory, target, metric = parts[0].factory, self.config.index.recall, self.config.index.metric
+        factory, target, metric = parts[0].factory, self.index.recall, self.index.metric
         if not factory:
             return {"nprobe": 1, "expected_recall": 1.0}
         keys = Keys(Shards(self.store.path()))
@@ -154,11 +155,11 @@ class BuildIndex(ConfiguredArtefact, ArtefactInParts):
     def summary(self) -> dict[str, Any]:
         """Return the description of the index, with the number of cells a search visits (chosen at build, or configured)."""
         built = super().summary()
-        return built if built["index"] == "exact" else {"nprobe": self.config.index.nprobe} | built
+        return built if built["index"] == "exact" else {"nprobe": self.index.nprobe} | built
 
     def search(self) -> Search:
         """Return the search over the index, in this process or on the workers of a Ray cluster."""
-        index, built = self.config.index, self.summary()
+        index, built = self.index, self.summary()
         factory = None if built["index"] == "exact" else built["index"]
         parts = split_into_parts(self.store.path(), built_parts(index, factory), self.path(), factory, index.metric)
         nprobe = built.get("nprobe", index.nprobe)
@@ -172,7 +173,7 @@ class BuildIndex(ConfiguredArtefact, ArtefactInParts):
 
         UserError if the datastore holds that very split, and documents cannot be told apart to hide their own entries.
         """
-        store, index, stored = Datastore(self.store.path()), self.config.index, self.store_summary()
+        store, index, stored = Datastore(self.store.path()), self.index, self.store_summary()
         same = stored["text"] == queries["text"]
         if same and not (stored["bounded"] and queries["bounded"]):
             raise UserError(
@@ -182,7 +183,7 @@ class BuildIndex(ConfiguredArtefact, ArtefactInParts):
         return KNNMemory(store, self.search(), index.k, index.metric, index.rescore, hide_own=same)
 
 
-def check_index(index: DictConfig, entries: int, width: int) -> str | None:
+def check_index(index: Any, entries: int, width: int) -> str | None:
     """Return the factory string for this many keys, None for exact search; UserError if they cannot be indexed with it."""
     if index.parts > entries:
         raise UserError(f"index.parts={index.parts} is more than the {entries} entries: lower it, or raise datastore.tokens")
@@ -207,7 +208,7 @@ def check_index_factory(config: DictConfig) -> None:
         builder_of(str(complete_factory(factory, MANY_ENTRIES, width))).check(MANY_ENTRIES, width, config.index.metric)
 
 
-def built_parts(index: DictConfig, factory: str | None) -> int:
+def built_parts(index: Any, factory: str | None) -> int:
     """Return how many indexes are built: one for each part, unless the search of a single one is divided by cells."""
     return 1 if divides_by_cells(factory) else int(index.parts)
 
@@ -228,27 +229,31 @@ def sample_keys(keys: Keys, count: int) -> Float[Tensor, "n d"]:
     return keys.take(torch.arange(0, len(keys), max(1, len(keys) // count))[:count, None]).squeeze(1)
 
 
-class ExternalStore(ConfiguredArtefact):
+@dataclass(frozen=True, eq=False)
+class ExternalStore(Artefact):
     """A datastore that another run encoded with the same model."""
 
-    kind, unhashed = "encode", ("datastore.path",)
+    kind = "encode"
     stage = "none of this run"
     summary_file = "encode.json"
 
-    def __init__(self, config: DictConfig, model: Artefact):
-        super().__init__(config)
-        self.model = model
+    place: Free[str]
+    model: Free[Artefact]
+    lab: Free[Lab]
+
+    def needs(self) -> list[Artefact]:
+        return []
 
     @property
     def folder(self) -> Path:
         """The folder that ``datastore.path=`` names."""
-        return local_copy(self.config.datastore.path)
+        return local_copy(self.place)
 
-    def settings(self) -> Any:
+    def identity(self) -> Any:
         remedy = "name an encode-… folder of a run in datastore.path="
         if not (self.folder / self.summary_file).is_file():
             raise UserError(f"datastore.path={self.folder} is not a datastore: {remedy}")
-        check_manifest(self.folder, "encode-.*", remedy, self.config.artefacts.verify)
+        check_manifest(self.folder, "encode-.*", remedy, self.lab.verify)
         return json.loads((self.folder / self.summary_file).read_text())
 
     @cached_property
@@ -258,7 +263,7 @@ class ExternalStore(ConfiguredArtefact):
 
     def path(self) -> Path:
         """Return the folder; UserError if it is not a datastore encoded by this run's model."""
-        content, setting = self.settings(), f"datastore.path={self.folder}"
+        content, setting = self.identity(), f"datastore.path={self.folder}"
         if content["section"] != "datastore":
             raise UserError(
                 f"{setting} is a split encoded for scoring, not a datastore: name the encode-… folder of a datastore"
@@ -291,7 +296,7 @@ def duplicates_in_store(text: PreparedText, split: str, store: ExternalStore) ->
     A datastore with a budget of tokens holds the starts of documents: no more of any document is compared. One of the split
     itself hides each document from itself.
     """
-    corpus, source = text.corpus(), store.settings()
+    corpus, source = text.corpus(), store.identity()
     comparable = split in corpus.statistics["splits"] and source["vocabulary_fingerprint"] == corpus.vocabulary.fingerprint
     if comparable and source["text"] != corpus.fingerprint(split):
         documents, longest = corpus.split(split), max(map(len, store.documents()))

@@ -10,15 +10,16 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from safetensors.torch import load_file
 
+from trime.common.identity import Free
 from trime.common.io import check_room, write_json, write_tensors
 from trime.common.metrics import ResourceUsage, Usage
 from trime.common.progress import Progress
@@ -27,18 +28,17 @@ from trime.data.corpus import Corpus, content_hash
 from trime.data.module import batches_by_length, sequential_batches
 from trime.data.segments import Segments
 from trime.errors import UserError
-from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, Parts, RunParts
+from trime.lab.parts import ArtefactInParts, Parts
 from trime.lab.stage import Stage
 from trime.memory.inference.base import Window
 from trime.memory.retrieval.datastore import Shards, stored_keys, stored_numbers
 from trime.models.network import Reader
-from trime.stages.model_io import CARRIED, NETWORK, POSITIONS, check_positions, open_network, reading_settings
+from trime.stages.model_io import CARRIED, ModelSettings, check_positions
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
-from trime.training.precision import autocast, resolved_precision
-from trime.training.processes import DEVICE, device_of
+from trime.training.hardware import Hardware
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +47,22 @@ BATCH_TOKENS = {"cpu": 2**13, "cuda": 98_304}  # tokens per batch, unless evalua
 FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from so many tokens on, by so many batches
 
 
-class Encode(ConfiguredArtefact, ArtefactInParts):
+@dataclass(frozen=True, eq=False)
+class Encode(ArtefactInParts):
     """A portion of a corpus encoded by the model, window by window."""
 
-    kind, format = "encode", 3
+    kind, format = "encode", 4
     summary_file = "encode.json"
-    depends_on = ("evaluate.bounded", "compatibility.dropped_in_band", "compatibility.sorted_windows", "model.backbone.key")
-    unhashed = (*NETWORK, *POSITIONS, "evaluate.batch_tokens", *DEVICE)
 
-    def __init__(
-        self, config: DictConfig, portion: Portion, corpus: PreparedText, model: Artefact, windows: Windows, run_parts: RunParts
-    ):
-        super().__init__(config)
-        self.portion, self.corpus, self.model, self.windowing, self.run_parts = portion, corpus, model, windows, run_parts
+    portion: Portion
+    corpus: PreparedText
+    model: Artefact
+    windowing: Windows
+    reading: dict[str, Any]  # how the model reads text, beside its weights
+    hardware: Hardware
+    settings: Free[ModelSettings]  # with which the model is opened
+    batch_tokens: Free[int | None]  # tokens per batch; None: as many as the device takes
+    lab: Free[Lab]
 
     @property
     def split(self) -> str:
@@ -69,15 +72,6 @@ class Encode(ConfiguredArtefact, ArtefactInParts):
     @property
     def stage(self) -> str:
         return "evaluate" if self.split == "test" and not self.portion.for_datastore else "encode"
-
-    def needs(self) -> list[Artefact]:
-        return [self.corpus, self.model]
-
-    def settings(self) -> Any:
-        settings = {"portion": self.portion._asdict(), "windows": self.windowing.settings_of(self.portion)}
-        settings |= {"precision": resolved_precision(self.config)}
-        settings |= {"parts": 1} if self.portion.sample == "documents" else {}  # which parts of long documents are read
-        return super().settings() | settings | reading_settings(self.config)
 
     def windows(self, corpus: Corpus) -> Segments:
         """Return the windows that are encoded, in the order in which they are read."""
@@ -89,7 +83,7 @@ class Encode(ConfiguredArtefact, ArtefactInParts):
         if windows.scored() > FORECAST_TOKENS and not any(folder.iterdir()):
             self.forecast(folder, Reader(network), shards.corpus, windows, shards.device)
         with Progress(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}") as bar:
-            self.run_parts(self, shards, bar)
+            self.lab.run_parts(self, shards, bar)
         for note in folder.glob("part-*.json"):
             usage.add(json.loads(note.read_text()))
         content = {
@@ -104,7 +98,7 @@ class Encode(ConfiguredArtefact, ArtefactInParts):
     def open_parts(self, folder: Path) -> EncodedShards:
         """Load corpus and model; UserError if the model cannot read these windows."""
         corpus = self.corpus.corpus()
-        network, description = open_network(self.model.path(), self.config)
+        network, description = self.settings.open(self.model.path())
         if description["vocabulary_fingerprint"] != corpus.vocabulary.fingerprint:
             raise UserError(
                 f"the model was trained with another vocabulary ({description['vocabulary']:,} symbols) than "
@@ -113,11 +107,12 @@ class Encode(ConfiguredArtefact, ArtefactInParts):
             )
         self.windowing.check(corpus, description)
         windows = self.windows(corpus)
-        longest = int(windows.length.max())
-        check_positions(network.backbone.positions, self.config, longest, self.portion.for_datastore)
-        device = device_of(self.config)
+        lengths = {} if self.settings.reads_any_length else self.windowing.lengths()
+        longest = int(windows.length.max()) if lengths else 0
+        check_positions(network.backbone.positions, lengths, self.settings.is_pretrained, longest)
+        device = self.hardware.device
         network.to(device)
-        if network.is_stateful and (windows.context.any() or self.config.compatibility.sorted_windows):
+        if network.is_stateful and (windows.context.any() or self.windowing.sorted):
             raise UserError(f"{CARRIED}, and compatibility=none")
         return EncodedShards(self, folder, Reader(network), corpus, windows, device)
 
@@ -130,7 +125,7 @@ class Encode(ConfiguredArtefact, ArtefactInParts):
             "split": self.split,
             "text": corpus.fingerprint(self.split),
             "dataset": corpus.statistics["name"],
-            "bounded": self.config.evaluate.bounded,
+            "bounded": getattr(self.windowing, "bounded", True),
             "characters": corpus.statistics["characters"],
         }
 
@@ -142,7 +137,7 @@ class Encode(ConfiguredArtefact, ArtefactInParts):
         A stateful model reads one window at a time, in order; for others, windows of like length share a batch.
         """
         for batch in self.windowing.loader(corpus, self.split, windows, self.batches(windows, reader.network.is_stateful)):
-            with autocast(device, self.config):
+            with self.hardware.autocast():
                 yield self.columns(reader, batch.to(device), first)
 
     def batches(self, windows: Segments, one_by_one: bool) -> list[list[int]]:
@@ -151,7 +146,7 @@ class Encode(ConfiguredArtefact, ArtefactInParts):
 
     def windows_per_batch(self, windows: Segments) -> int:
         """Return how many windows a batch holds."""
-        tokens = self.config.evaluate.batch_tokens or BATCH_TOKENS[device_of(self.config).type]
+        tokens = self.batch_tokens or BATCH_TOKENS[self.hardware.device.type]
         return max(1, tokens // int(windows.length.max()))
 
     def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> None:

@@ -6,18 +6,19 @@ The pass is made in parts, each of them a file until the artefact is finished.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 
-from trime.common.io import plain, write_json, write_tensors
+from trime.common.identity import Free
+from trime.common.io import write_json, write_tensors
 from trime.common.metrics import ResourceUsage, Usage, processor_ms
 from trime.common.progress import Progress
-from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, Parts, RunParts, columns_of, grouped, read_part
+from trime.lab.parts import ArtefactInParts, Parts, columns_of, grouped, read_part
 from trime.lab.stage import Stage
 from trime.memory.inference.base import Memory
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
@@ -26,12 +27,11 @@ from trime.scoring.loss_sums import LossSums, summarize_row
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
-from trime.stages.model_io import memory_settings
-from trime.stages.scoring import SCORING, build_scorer, text_parts, windows_of
+from trime.stages.scoring import Scoring, build_scorer, text_parts, windows_of
 from trime.stages.tune import TunedRows
 
 
-class TestResults(ConfiguredArtefact):
+class TestResults(Artefact):
     """The results of every row on the test split: ``rows.json``."""
 
     def rows(self) -> list[dict[str, Any]]:
@@ -39,21 +39,18 @@ class TestResults(ConfiguredArtefact):
         return self.read("rows.json")
 
 
+@dataclass(frozen=True, eq=False)
 class Evaluate(TestResults, ArtefactInParts):
     """Loss and perplexity of every row on the test split: ``rows.json``."""
 
-    kind, format = "evaluate", 6
-    depends_on, unhashed = SCORING, ("model", "eviction")
+    kind, format = "evaluate", 7
 
-    def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows, run_parts: RunParts):
-        super().__init__(config)
-        self.encoded, self.tune, self.run_parts = encoded, tune, run_parts
-
-    def needs(self) -> list[Artefact]:
-        return [self.encoded, self.tune]
-
-    def settings(self) -> Any:
-        return super().settings() | {"memory": memory_settings(self.config)}  # the table names it
+    encoded: Encode
+    tune: TunedRows
+    scoring: Scoring
+    model_memory: dict[str, Any]  # size and policy of the memory inside the model, if it has one: the table names them
+    eviction: Free[dict[str, Any]]  # the policy that the table names; memories of ``tune`` have theirs
+    lab: Free[Lab]
 
     def open_parts(self, folder: Path) -> EvaluateParts:
         return EvaluateParts(self, folder)
@@ -61,7 +58,7 @@ class Evaluate(TestResults, ArtefactInParts):
     def build(self, folder: Path) -> None:
         parts = self.open_parts(folder)
         with Progress(total=sum(parts.sizes), unit="tok", unit_scale=True, desc=f"evaluate {self.encoded.split}") as bar:
-            self.run_parts(self, parts, bar)
+            self.lab.run_parts(self, parts, bar)
         results = [self.row_result(row, files) for row, files in zip(parts.rows, parts.files_by_row(), strict=True)]
         write_json(folder / "rows.json", results)
 
@@ -79,12 +76,12 @@ class Evaluate(TestResults, ArtefactInParts):
         result = summarize_row(row, sums)
         if row.memories:  # the share of P(target) that comes from memories
             result["memory_share"] = shares.buckets(dev_frequency(corpus))
-        at_test, inside = result["tuned"].get("memory_size"), plain(self.config.model.get("memory_size"))
+        at_test, inside = result["tuned"].get("memory_size"), self.model_memory.get("size")
         size = at_test or inside  # of the row's memory that is tuned, or else of the memory inside the model
         return result | {
             **search,
             "memory_size": size,
-            "eviction": policy_name(plain(self.config.eviction)) if size else None,
+            "eviction": policy_name(self.eviction) if size else None,
             **({"model_memory_size": inside} if at_test and inside else {}),
             "tokens_per_second": round(result["tokens"] / max(usage.seconds, 1e-9), 1),
             **processor_ms(usage.processor_seconds, result["tokens"]),
@@ -118,7 +115,7 @@ class EvaluateParts(Parts):
         if self.opened is None or self.opened[0] != row:
             evaluate, self.opened = self.evaluate, None  # the memories of another row may be large
             memories = evaluate.tune.for_row(row).memories
-            self.opened = row, build_scorer(evaluate.config, [self.rows[row]], memories, evaluate.encoded)
+            self.opened = row, build_scorer(evaluate.scoring, [self.rows[row]], memories, evaluate.encoded)
         return self.opened[1]
 
     def make(self, number: int, advance: Advance) -> None:

@@ -18,8 +18,8 @@ from trime.common.io import checksum_of, megabytes, partial_of, plain, size_of, 
 from trime.common.progress import Progress
 from trime.errors import UserError, install_command
 from trime.lab.artefact import Artefact
+from trime.lab.config_hash import without
 from trime.lab.manifest import MANIFEST, write_manifest
-from trime.lab.settings import without
 from trime.lab.stage import Stage
 from trime.report.model_card import model_card
 from trime.report.results import portable, read_run, write_results

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,79 +14,79 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from omegaconf import DictConfig
 from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
+from trime.common.identity import Free
 from trime.common.io import partial_of, write_json
 from trime.common.metrics import ResourceUsage, processor_ms
 from trime.common.urls import local_copy
 from trime.data.corpus import Corpus, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.lab.artefact import Artefact, ConfiguredArtefact
-from trime.lab.config_hash import VALIDATION
+from trime.lab.artefact import Artefact, Lab
 from trime.lab.manifest import check_manifest
-from trime.lab.settings import plain_settings
 from trime.lab.stage import Stage
 from trime.models.network import Network, save_network
-from trime.stages.model_io import WINDOWS, check_positions, save_transformers, weight_settings
+from trime.stages.model_io import check_positions, save_transformers
 from trime.stages.pack import Pack
 from trime.stages.prepare import PreparedText
-from trime.stages.pretrained import is_pretrained
-from trime.stages.training_task import TrainingTask
+from trime.stages.training_task import LanguageModelTraining, TrainingTask
 from trime.training.callbacks.checkpoints import BestWeights
 from trime.training.callbacks.forecast import Forecast
 from trime.training.callbacks.history import History
 from trime.training.callbacks.staleness import Staleness
-from trime.training.precision import resolved_precision
-from trime.training.processes import device_count, is_worker, world_size
-from trime.training.trainer import added_to_training, build_trainer, quiet, run_training
+from trime.training.hardware import Hardware
+from trime.training.trainer import TrainerSettings, quiet, run_training
 
 log = logging.getLogger(__name__)
-
-MEMORY = ("train.memory_size", "train.eviction")  # of models with a built-in memory
 
 
 class Services(NamedTuple):
     """What a run offers a training: its experiment loggers, and processes on all devices that train in a folder."""
 
     loggers: Callable[[], list[Any]]
+    has_loggers: bool
     launch: Callable[[Path], None]
 
 
-class Fit(ConfiguredArtefact):
+@dataclass(frozen=True, eq=False)
+class Fit(Artefact):
     """The trained model: ``model.safetensors``, ``model.json``, ``train.json``, ``metrics.csv``."""
 
-    kind, format = "fit", 2
-    depends_on = ("seed", "train")
-    unhashed = (
-        *("task", "model", "segments.length", *WINDOWS, "trainer", "callbacks", "logger"),
-        *("memory", "train.checkpoint_every", "train.log_every"),
-        *VALIDATION,
-        *MEMORY,  # settings() has these where they matter
-    )
+    kind, format = "fit", 3
 
-    def __init__(self, config: DictConfig, corpus: PreparedText, pack: Pack | None, task: TrainingTask, services: Services):
-        super().__init__(config)
-        self.corpus, self.pack, self.task, self.services = corpus, pack, task, services
+    corpus: PreparedText
+    pack: Pack | None
+    task: TrainingTask
+    weights: dict[str, Any]  # what the weights depend on before they are trained
+    trainer: TrainerSettings
+    accumulate: int  # micro-batches per update
+    keep: str  # the weights of the "best" validation, or the "last" ones
+    validate_every: Free[int]  # updates
+    memory_size: Free[int]  # of a memory inside the model while it is trained
+    eviction: Free[dict[str, Any] | None]  # of that memory
+    lengths: Free[dict[str, int]]  # of what the model must be able to read, by the setting of each
+    services: Free[Services]
+    lab: Free[Lab]
 
-    def needs(self) -> list[Artefact]:
-        return [self.corpus, *([self.pack] if self.pack else [])]
+    def identity(self) -> Any:
+        if not self.trainer.updates:  # a pretrained model, unchanged
+            return [need.fingerprint for need in self.needs()], self.weights
+        content, model = super().identity(), self.task.model
+        if self.keep == "best":
+            content["validation"] = [self.validate_every, self.task.validate_tokens]
+        if model.memory() and not model.is_pretrained:
+            content["memory"] = [self.memory_size, self.eviction]
+        if self.task.memory.get("own_gradient_only"):  # with this quirk of the published code, devices change the gradient
+            content["devices"] = self.hardware.world_size
+        return content
 
-    def settings(self) -> Any:
-        if not self.config.train.updates:  # a pretrained model, unchanged
-            return weight_settings(self.config)
-        settings = super().settings() | {"task": self.task.settings()}
-        has_memory = "memory_size" in self.config.model and not is_pretrained(self.config)  # during training
-        used = (*(MEMORY if has_memory else ()), *(VALIDATION if self.config.train.keep == "best" else ()))
-        settings["used"] = plain_settings(self.config, used)
-        settings["model"] = weight_settings(self.config)
-        settings["precision"] = resolved_precision(self.config)
-        if self.config.memory.get("own_gradient_only"):  # with this quirk of the published code, devices change the gradient
-            settings["devices"] = world_size(self.config)
-        return settings | added_to_training(self.config)
+    @property
+    def hardware(self) -> Hardware:
+        """The devices that train."""
+        return self.trainer.hardware
 
     def build(self, folder: Path) -> None:
         if not (folder / "train.json").exists():  # written last: a killed build may have finished training
@@ -101,7 +102,7 @@ class Fit(ConfiguredArtefact):
 
     def train_on_all(self, folder: Path) -> None:
         """Train in this process, or with several devices in a process for each."""
-        if world_size(self.config) == 1:
+        if self.hardware.world_size == 1:
             self.train(folder)
         else:
             self.services.launch(folder)
@@ -109,24 +110,23 @@ class Fit(ConfiguredArtefact):
     def train(self, folder: Path) -> None:
         """Train, then write the model with its description and a report of the training."""
         corpus = self.corpus.corpus()
-        pl.seed_everything(self.config.seed, verbose=False)
+        pl.seed_everything(self.task.seed, verbose=False)
         network = self.task.network(corpus)
-        check_positions(network.backbone.positions, self.config)
-        if not is_worker(self.config):
-            log.info(f"fit: {network.parameter_count:,} parameters, {self.config.train.updates:,} updates")
-        meter, history = ResourceUsage(), History(folder / "metrics.csv", self.config.train.log_every)
+        check_positions(network.backbone.positions, self.lengths, self.task.model.is_pretrained)
+        if not self.hardware.is_worker:
+            log.info(f"fit: {network.parameter_count:,} parameters, {self.trainer.updates:,} updates")
+        meter, history = ResourceUsage(), History(folder / "metrics.csv", self.trainer.log_every)
         updates = kept_update = 0
-        if self.config.train.updates:
+        if self.trainer.updates:
             network, updates, kept_update = self.run_updates(network, corpus, folder, history)
         else:  # a pretrained model, unchanged
             network.requires_grad_(False)
-        if is_worker(self.config):
+        if self.hardware.is_worker:
             return
-        trained = weight_settings(self.config)
-        save_network(network, folder / "model.safetensors", json.dumps(trained))
-        self.task.describe(folder, corpus, trained)
-        if is_pretrained(self.config) and self.config.train.updates:
-            save_transformers(network, self.config, folder / "transformers")
+        save_network(network, folder / "model.safetensors", json.dumps(self.weights))
+        self.task.describe(folder, corpus, self.weights)
+        if self.task.model.is_pretrained and self.trainer.updates:
+            save_transformers(network, self.task.model.model["name"], folder / "transformers")
         history.tick()
         report = {
             "updates": updates,
@@ -134,10 +134,10 @@ class Fit(ConfiguredArtefact):
             "tokens": history.tokens,
             "seconds": round(history.seconds, 1),
             "tokens_per_second": round(history.tokens / max(history.seconds, 1e-9), 1),
-            **processor_ms(history.processor_seconds if world_size(self.config) == 1 else None, history.tokens),
+            **processor_ms(history.processor_seconds if self.hardware.world_size == 1 else None, history.tokens),
             "peak_memory_mb": meter.peak_memory_mb,
             "parameters": network.parameter_count,
-            "devices": world_size(self.config),
+            "devices": self.hardware.world_size,
         }
         write_json(folder / "train.json", report)
 
@@ -145,11 +145,11 @@ class Fit(ConfiguredArtefact):
         """Train, resuming where a killed training stopped; return the network, the updates made and that of its weights."""
         neighbours = self.pack.table() if self.pack else None
         module, data = self.task.module(network), self.task.data(corpus, neighbours, network.is_stateful)
-        best = self.task.best_weights(folder / "checkpoints") if self.config.train.keep == "best" else None
+        best = self.task.best_weights(folder / "checkpoints") if self.keep == "best" else None
         with quiet():
             forecast = Forecast(self.stage, folder, module.update_settings.plain_updates)
             callbacks = [history, forecast, *self.callbacks(folder, network, corpus), *([best] if best else [])]
-            trainer = self.trainer(folder, callbacks)
+            trainer = self.lightning_trainer(folder, callbacks)
             try:
                 run_training(self.stage, trainer, module, data, folder)
                 network = network if module.device_mesh is None else self.gather_weights(trainer, corpus)
@@ -165,7 +165,7 @@ class Fit(ConfiguredArtefact):
         """Return the network with the weights of the best validation (or the last ones), and the update they are from."""
         if best is None or not best.update:  # no validation had a finite objective
             return network, last
-        if not is_worker(self.config):
+        if not self.hardware.is_worker:
             network.load_state_dict(best.weights(), strict=False)  # frozen weights are not among them
         return network, best.update
 
@@ -173,56 +173,60 @@ class Fit(ConfiguredArtefact):
         """Return the whole network, in the first process, put together from the shards of all processes."""
         weights = trainer.strategy.lightning_module_state_dict()
         network = self.task.network(corpus)
-        if not is_worker(self.config):
+        if not self.hardware.is_worker:
             network.load_state_dict({name.removeprefix("network."): part for name, part in weights.items()})
         return network
 
     def callbacks(self, folder: Path, network: Network, corpus: Corpus) -> list[pl.Callback]:
         """Return the task's callbacks, and one that measures how stale the memory of a stateful model is at the end."""
-        train = self.config.train
         if not network.is_stateful:
             return self.task.callbacks(corpus)
-        steps, length = train.updates * train.accumulate, self.config.segments.length
-        staleness = Staleness(folder / "staleness.json", steps, length, train.memory_size, network.backbone)
+        assert isinstance(self.task, LanguageModelTraining)
+        steps = self.trainer.updates * self.accumulate
+        staleness = Staleness(folder / "staleness.json", steps, self.task.length, self.memory_size, network.backbone)
         return [*self.task.callbacks(corpus), staleness]
 
-    def trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
+    def lightning_trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
         """Return Lightning's trainer for the configured devices."""
-        train, world = self.config.train, world_size(self.config)
-        options: dict[str, Any] = {"devices": device_count(self.config), "num_nodes": self.config.trainer.num_nodes}
-        if world > 1 and self.config.trainer.strategy == "fsdp":
+        hardware, world = self.hardware, self.hardware.world_size
+        options: dict[str, Any] = {"devices": hardware.device_count, "num_nodes": hardware.num_nodes}
+        if world > 1 and hardware.strategy == "fsdp":
             options["strategy"] = ModelParallelStrategy(world, 1, save_distributed_checkpoint=False)
         elif world > 1:  # a tail of the softmax may have no target in a process's rows
             options["strategy"] = DDPStrategy(find_unused_parameters=True)
         options |= {
             # Processes are started by this lab, also in a job of SLURM.
             "plugins": [LightningEnvironment() if world == 1 else TorchElasticEnvironment()],
-            "accumulate_grad_batches": train.accumulate,
-            "val_check_interval": min(train.validate_every, train.updates) * train.accumulate,
+            "accumulate_grad_batches": self.accumulate,
+            "val_check_interval": min(self.validate_every, self.trainer.updates) * self.accumulate,
             "check_val_every_n_epoch": None,  # validations are counted in updates, over all epochs
             "logger": self.process_loggers() or False,
         }
-        return build_trainer(self.stage, folder, self.config, callbacks, options)
+        return self.trainer.build(self.stage, folder, callbacks, options)
 
     def process_loggers(self) -> list[Any]:
         """Return the loggers; in a worker process a dummy logger, for callbacks that need one."""
-        if not is_worker(self.config):
+        if not self.hardware.is_worker:
             return self.services.loggers()
-        return [DummyLogger()] if self.config.logger.lightning else []
+        return [DummyLogger()] if self.services.has_loggers else []
 
 
-class ExternalModel(ConfiguredArtefact):
+@dataclass(frozen=True, eq=False)
+class ExternalModel(Artefact):
     """A model that was trained or imported before, in the folder that ``checkpoint=DIR`` names."""
 
-    kind, unhashed = "fit", ("checkpoint",)
+    kind = "fit"
+
+    checkpoint: Free[str]
+    lab: Free[Lab]
+
+    def identity(self) -> Any:
+        return content_hash(self.path() / "model.safetensors")
 
     @property
     def folder(self) -> Path:
         """The folder that ``checkpoint=`` names."""
-        return local_copy(self.config.checkpoint)
-
-    def settings(self) -> Any:
-        return content_hash(self.path() / "model.safetensors")
+        return local_copy(self.checkpoint)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
@@ -235,7 +239,7 @@ class ExternalModel(ConfiguredArtefact):
         if not (self.folder / "model.safetensors").is_file():
             raise UserError(f"checkpoint={self.folder} holds no model: name a folder that stage fit made")
         remedy = "name a fit-… or import-… folder of a run in checkpoint="
-        check_manifest(self.folder, "(fit|import)-.*", remedy, self.config.artefacts.verify)
+        check_manifest(self.folder, "(fit|import)-.*", remedy, self.lab.verify)
         return self.folder
 
     def build(self, folder: Path) -> None:

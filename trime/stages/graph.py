@@ -15,13 +15,18 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from trime.common.cpu import prepare_cpu
 from trime.common.io import plain
 from trime.common.urls import local_copy
+from trime.config import schema
+from trime.config.check import checked
 from trime.data.corpus import VocabularySource
+from trime.data.segments import parse_token_count
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Engine, Job, Local, MakePart
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.lab.stage import known_stages
 from trime.lab.tracking import build_loggers
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
+from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import MixtureSpecs, rows_of
 from trime.stages.analysis.per_token import PerToken
 from trime.stages.analysis.run_analysis import RunAnalysis
@@ -32,28 +37,29 @@ from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.fit import ExternalModel, Fit, Services
 from trime.stages.import_checkpoint import Import, ImportedModel
 from trime.stages.memories import Memories, Sources
-from trime.stages.mixture import TuneMixture, build_tune, given_mixture
-from trime.stages.model_io import check_positions
+from trime.stages.mixture import MixtureSettings, TuneMixture, given_mixture
+from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, PreparedText, VocabularySettings, duplicates_of
 from trime.stages.pretrained import ensure_model_folder, is_pretrained, vocabulary_source
 from trime.stages.questions.answer import Answer
+from trime.stages.questions.init_small import InitSmall
 from trime.stages.questions.train_small import TrainSmall
 from trime.stages.replay.context_replay import ContextReplay
 from trime.stages.replay.record import Record
 from trime.stages.replay.replay import KeyReplay, Replay, replayed_policies
-from trime.stages.training_task import LanguageModelTraining, TrainingTask
-from trime.stages.tune import TunedRows
+from trime.stages.scoring import Scoring
+from trime.stages.training_task import LanguageModelTraining, TrainingTask, task_settings
+from trime.stages.tune import Tune, TunedRows
 from trime.stages.windows import Portion, TextWindows, Windows
-from trime.training.precision import resolved_precision
-from trime.training.processes import device_of, launch
+from trime.training.hardware import Hardware
+from trime.training.processes import launch
+from trime.training.trainer import TrainerSettings
 
 
 class Graph:
     """Data flow: corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
 
-    training: type[TrainingTask] = LanguageModelTraining  # what is trained
-    windows: type[Windows] = TextWindows  # how splits are cut into the windows that are encoded
     importer: type[ImportedModel] = Import  # the stage that imports released checkpoints
     cuts_segments = True  # False: a sentence is a segment
 
@@ -79,6 +85,21 @@ class Graph:
     def lab(self) -> Lab:
         """Where this experiment's artefacts lie, and who makes them."""
         return Lab.of(self.config, self.run_parts)
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """The devices of this run, and its precision."""
+        return Hardware.of(self.config.trainer)
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        """How rows are scored."""
+        return Scoring.of(self.config)
+
+    @cached_property
+    def model_settings(self) -> ModelSettings:
+        """How the model is built, and reads text."""
+        return ModelSettings.of(self.config)
 
     @cached_property
     def corpus(self) -> PreparedText:
@@ -113,9 +134,10 @@ class Graph:
     @cached_property
     def model(self) -> Artefact:
         """The model that is evaluated: given by ``checkpoint=``, imported, or trained here."""
-        if self.config.checkpoint:
-            return ExternalModel(self.config) if local_copy(self.config.checkpoint).is_dir() else self.imported
-        return self.fit
+        if not self.config.checkpoint:
+            return self.fit
+        is_folder = local_copy(self.config.checkpoint).is_dir()
+        return ExternalModel(self.config.checkpoint, self.lab) if is_folder else self.imported
 
     @cached_property
     def imported(self) -> ImportedModel:
@@ -125,16 +147,45 @@ class Graph:
     @cached_property
     def fit(self) -> Fit:
         """The model that this experiment trains."""
-        return Fit(self.config, self.corpus, self.pack, self.training(self.config), self.services)
+        train = self.config.train
+        return Fit(
+            corpus=self.corpus,
+            pack=self.pack,
+            task=self.training_task(),
+            weights=self.model_settings.weights(),
+            trainer=TrainerSettings.of(self.config),
+            accumulate=train.accumulate,
+            keep=train.keep,
+            validate_every=train.validate_every,
+            memory_size=train.memory_size,
+            eviction=plain(train.eviction),
+            lengths=self.lengths_in_training(),
+            services=self.services,
+            lab=self.lab,
+        )
+
+    def training_task(self) -> TrainingTask:
+        """Return what is trained."""
+        segments = self.config.segments
+        return LanguageModelTraining(**task_settings(self.config), length=segments.length, bounded=segments.bounded)
+
+    def lengths_in_training(self) -> dict[str, int]:
+        """Return what the model must be able to read: segments, and windows unless it reads any length with its memories."""
+        segments = {"segments.length": self.config.segments.length} if self.config.train.updates else {}
+        return segments | ({} if self.model_settings.reads_any_length else self.windows(self.config, False).lengths())
+
+    def windows(self, config: DictConfig, for_datastore: bool) -> Windows:
+        """Return how a split is cut into the windows that are encoded."""
+        return TextWindows.of(config, for_datastore)
 
     @property
     def services(self) -> Services:
         """What this run offers its training."""
 
         def train(folder: Path) -> None:
-            launch(self.config, train_in, type(self), OmegaConf.to_yaml(self.config, resolve=True), folder)
+            launch(self.hardware, train_in, type(self), OmegaConf.to_yaml(self.config, resolve=True), folder)
 
-        return Services(lambda: self.loggers, train)
+        return Services(lambda: self.loggers, bool(self.config.logger.lightning), train)
 
     @cached_property
     def valid(self) -> Encode:
@@ -148,8 +199,17 @@ class Graph:
 
     def encode(self, config: DictConfig, section: str, split: str, corpus: PreparedText) -> Encode:
         """Return the encoded portion of a split that a section of a configuration asks for."""
-        portion = Portion.from_config(config, section, split)
-        return Encode(config, portion, corpus, self.model, self.windows(config), self.run_parts)
+        return Encode(
+            portion=Portion.of(config, section, split),
+            corpus=corpus,
+            model=self.model,
+            windowing=self.windows(config, section == "datastore"),
+            reading=self.model_settings.reading(),
+            hardware=self.hardware,
+            settings=self.model_settings,
+            batch_tokens=config.evaluate.batch_tokens,
+            lab=self.lab,
+        )
 
     def text_of(self, config: DictConfig) -> PreparedText:
         """Return the corpus that the section ``datastore`` of a configuration names."""
@@ -163,7 +223,7 @@ class Graph:
             self.stores[key] = (
                 self.encode(config, "datastore", config.datastore.split, self.text_of(config))
                 if made
-                else ExternalStore(config, self.model)
+                else ExternalStore(config.datastore.path, self.model, self.lab)
             )
         return self.stores[key]
 
@@ -180,7 +240,7 @@ class Graph:
 
     def job(self, artefact: ArtefactInParts, parts: Parts) -> Job:
         """Return the description of an artefact's parts with which other processes make them."""
-        precision = {"trainer": {"precision": resolved_precision(self.config)}}  # whatever devices the others have
+        precision = {"trainer": {"precision": self.hardware.precision}}  # whatever devices the others have
         settings = OmegaConf.to_yaml(OmegaConf.merge(self.config, precision), resolve=True)
         return Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder)
 
@@ -214,12 +274,30 @@ class Graph:
         if self.config.evaluate.lines and not self.config.checkpoint:
             for split in (self.valid, self.test):
                 longest = int(split.windows(self.evaluated_corpus.corpus()).length.max())
-                check_positions(self.config.model.backbone.get("positions"), self.config, longest)
+                check_positions(self.config.model.backbone.get("positions"), {}, longest=longest)
 
     @cached_property
     def tune(self) -> TunedRows:
         """The tuned settings of every row, with the fitted mixture if there is one."""
-        return build_tune(self.config, self.table, self.valid, self.memories, self.run_parts)
+        return self.tune_with(self.memories)
+
+    def tune_with(self, memories: Memories) -> TunedRows:
+        """Return what tunes the rows with these memories, and fits their mixture if there is one to be fitted."""
+        mixture, fitted = self.config.mixture, next((row for row in self.table if isinstance(row, FittedMixtureSpec)), None)
+        grid = Tune(
+            grid_rows=tuple(row for row in self.table if isinstance(row, MixtureSpec)),
+            fitted_row=fitted,
+            most_masses=parse_token_count(mixture.tokens) if fitted else None,
+            encoded=self.valid,
+            memories=memories,
+            grid=plain(self.config.tune),
+            scoring=self.scoring,
+            lab=self.lab,
+        )
+        if not fitted:
+            return grid
+        settings = MixtureSettings(plain(mixture.model), mixture.folds, self.config.seed)
+        return TuneMixture(grid, settings, given_mixture(self.config), self.lab)
 
     @cached_property
     def table(self) -> MixtureSpecs:
@@ -234,7 +312,7 @@ class Graph:
     @cached_property
     def sources(self) -> Sources:
         """The artefacts that this run can make for memories."""
-        return Sources(self.config, self.text_of, self.store_of, self.run_parts, self.largest_k)
+        return Sources(self.config, self.text_of, self.store_of, self.lab, self.largest_k)
 
     @property
     def largest_k(self) -> int | None:
@@ -244,47 +322,80 @@ class Graph:
     @cached_property
     def evaluate(self) -> TestResults:
         """The results on the test split."""
-        return Evaluate(self.config, self.test, self.tune, self.run_parts)
+        return self.losses
+
+    @cached_property
+    def losses(self) -> Evaluate:
+        """The losses of every row on the test split."""
+        memory = self.model_settings.memory()
+        return Evaluate(self.test, self.tune, self.scoring, memory, plain(self.config.eviction), self.lab)
 
     @cached_property
     def analysis(self) -> RunAnalysis | None:
         """The analysis of the rows, if evaluate.analysis asks for it."""
-        return RunAnalysis(self.config, self.test, self.tune) if self.config.evaluate.analysis else None
+        return RunAnalysis(self.test, self.tune, self.scoring, self.lab) if self.config.evaluate.analysis else None
 
     @cached_property
     def per_token(self) -> PerToken | None:
         """Every scored token of test, if evaluate.per_token asks for it."""
-        return PerToken(self.config, self.test, self.tune) if self.config.evaluate.per_token else None
+        return PerToken(self.test, self.tune, self.scoring, self.lab) if self.config.evaluate.per_token else None
 
     @cached_property
     def subsets(self) -> Subsets | None:
         """The value of each memory of the mixture, if this run fits one."""
-        if not isinstance(self.tune, TuneMixture) or self.config.evaluate.subsets == "none" or given_mixture(self.config):
+        selection = self.config.evaluate.subsets
+        if not isinstance(self.tune, TuneMixture) or selection == "none" or self.tune.given:
             return None
-        return Subsets(self.config, self.test, SubsetMixtures(self.config, self.tune), self.run_parts)
+        return Subsets(self.test, self.tune, SubsetMixtures(self.tune, selection, self.lab), self.scoring, self.lab)
 
     @cached_property
     def record(self) -> Record:
         """The recorded queries and keys of a model's built-in memory."""
-        return Record(self.config, self.test)
+        return Record(self.test, self.config.evaluate.block, self.lab)
 
     @cached_property
     def replay(self) -> Replay:
         """The replay of eviction policies over the long memory, or over the memory inside the model."""
-        policies = replayed_policies(self.config)
+        sizes, policies = sorted({*self.config.replay.sizes}), replayed_policies(self.config)
         if self.memories.replayable:
-            return ContextReplay(self.config, policies, self.test, self.tune, self.run_parts)
-        return KeyReplay(self.config, policies, self.record, self.run_parts)
+            return ContextReplay(sizes, policies, self.lab, self.test, self.tune, self.scoring)
+        top_k = OmegaConf.select(self.config, "model.backbone.memory.top_k", default=0)
+        return KeyReplay(sizes, policies, self.lab, self.record, top_k)
 
     @cached_property
     def small_model(self) -> TrainSmall | None:
         """The small model that is trained to answer questions; None if model.name names a model."""
-        return None if self.config.model.get("name") else TrainSmall(self.config)
+        if self.config.model.get("name"):
+            return None
+        config, parts = self.config, ("optimizer", "schedule", "seed")
+        questions = OmegaConf.merge(config.questions, config.small.questions, {"count": None})
+        return TrainSmall(
+            small=checked(schema.Small, plain(config.small), "small"),
+            **{name: plain(config[name]) for name in parts},
+            trainer=TrainerSettings.of(config),
+            questions=plain(questions),
+            lab=self.lab,
+        )
+
+    @cached_property
+    def initial_model(self) -> InitSmall:
+        """A small model with random weights, and a tokenizer of this text."""
+        small = self.config.small
+        return InitSmall(plain(small.model), small.vocabulary, self.config.seed, self.corpus, self.lab)
 
     @cached_property
     def answer(self) -> Answer:
         """The answers to questions over long contexts."""
-        return Answer(self.config, self.small_model, self.run_parts)
+        config = self.config
+        return Answer(
+            small_model=self.small_model,
+            eviction=plain(config.eviction),
+            answering=checked(schema.Answering, plain(config.answering), "answering"),
+            asked=plain(config.questions),
+            model_settings=plain(config.model),
+            hardware=self.hardware,
+            lab=self.lab,
+        )
 
     @cached_property
     def loggers(self) -> list[Any]:
@@ -345,6 +456,6 @@ def graph_in(graph_of: type[Graph], settings: str) -> Graph:
     """Return the graph of a configuration as YAML, in another process or on another machine."""
     config: DictConfig = OmegaConf.create(settings)  # type: ignore[assignment]
     ensure_model_folder(config)  # another machine has none
-    if device_of(config).type == "cpu":
+    if Hardware.of(config.trainer).device.type == "cpu":
         prepare_cpu()
     return graph_of(config)

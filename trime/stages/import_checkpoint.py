@@ -9,12 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.common.urls import local_copy
 from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.lab.artefact import Artefact, Free, Lab
+from trime.lab.artefact import Artefact, Lab
 from trime.lab.stage import Stage
 from trime.models.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput

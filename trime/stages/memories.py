@@ -17,9 +17,7 @@ from trime.common.io import plain
 from trime.config import schema
 from trime.config.check import checked
 from trime.errors import UserError
-from trime.lab.artefact import Artefact
-from trime.lab.parts import RunParts
-from trime.lab.settings import plain_settings
+from trime.lab.artefact import Artefact, Lab
 from trime.memory.inference.base import Memory, MemoryTraits, ReplayableMemory, StateScope
 from trime.memory.inference.external import ExternalMemory
 from trime.memory.inference.ngrams import Ngrams, TextNgrams
@@ -29,11 +27,12 @@ from trime.scoring.rows import MixtureSpecs, traits_of
 from trime.scoring.scorer import memory_names
 from trime.stages.datastore import BuildIndex, ExternalStore, check_faiss, check_index, check_index_factory
 from trime.stages.encode import Encode
-from trime.stages.model_io import check_positions
+from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.prepare import PreparedText
 from trime.stages.suffixes import Suffixes
+from trime.stages.windows import TextWindows
 
-SEARCH = ("index.k", "index.nprobe", "index.rescore")  # the settings that decide what a search of the index returns
+SEARCH = ("k", "nprobe", "rescore")  # the settings that decide what a search of the index returns
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Sources:
     config: DictConfig
     text: Callable[[DictConfig], PreparedText]
     store: Callable[[DictConfig], Artefact]
-    run_parts: RunParts
+    lab: Lab
     largest_k: int | None = None
 
 
@@ -145,11 +144,12 @@ class DatastoreMemory(StoredMemory):
     def index(self) -> BuildIndex:
         """The index of the encoded text."""
         k = None if "k" in self.changed["index"] else self.sources.largest_k
-        return BuildIndex(self.config, self.store, self.sources.run_parts, k)
+        settings = checked(schema.Index, plain(self.config.index), "index")
+        return BuildIndex(self.store, settings, k or settings.k, self.sources.lab)
 
     @property
     def split(self) -> str:
-        return self.store.settings()["split"] if isinstance(self.store, ExternalStore) else super().split
+        return self.store.identity()["split"] if isinstance(self.store, ExternalStore) else super().split
 
     def needs(self) -> list[Artefact]:
         return [self.index]
@@ -161,7 +161,7 @@ class DatastoreMemory(StoredMemory):
         return str(self.store.summary()["text"])
 
     def settings(self) -> dict[str, Any]:
-        return plain_settings(self.config, SEARCH)
+        return {name: self.config.index[name] for name in SEARCH}
 
     def check_settings(self) -> None:
         if self.config.index.factory not in (None, AUTO) and "datastore" in self.config.stages:  # with auto, its size decides
@@ -180,7 +180,11 @@ class DatastoreMemory(StoredMemory):
         entries, model = self.store.windows(self.text.corpus()).scored(), self.config.model
         check_k(self.index.largest_k, entries)
         if not self.config.checkpoint:
-            check_positions(model.backbone.get("positions"), self.config, for_datastore=True)
+            reads = ModelSettings.of(self.config)
+            lengths = (
+                {} if reads.reads_any_length or reads.task == "translation" else TextWindows.of(self.config, True).lengths()
+            )
+            check_positions(model.backbone.get("positions"), lengths, reads.is_pretrained)
             if width := model.get("width"):
                 check_index(self.config.index, entries, width)
 
@@ -312,7 +316,7 @@ class Memories:
             memories[name] = kind.open(queries) if isinstance(kind, StoredMemory) else kind
         return memories
 
-    def settings(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Return the settings that decide the masses of each memory, beside those of their artefacts."""
         stored = {name: {"_target_": self.nodes[name]._target_} | kind.settings() for name, kind in self.stored.items()}
         return {name: stored.get(name) or plain(node) for name, node in self.nodes.items()}

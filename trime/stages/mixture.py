@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,58 +13,81 @@ from omegaconf import DictConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.metrics import ResourceUsage
 from trime.common.types import Float, Int, Tensor
 from trime.common.urls import local_copy
 from trime.data.corpus import content_hash
 from trime.errors import UserError
-from trime.lab.artefact import Artefact
+from trime.lab.artefact import Lab
 from trime.lab.manifest import check_manifest
-from trime.lab.parts import RunParts
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.scoring.loss_sums import PART_TOKENS, LossSums, summarize_row
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.mixtures.experts import ExpertMasses, History, Mixture, folds, log_mixture
-from trime.scoring.rows import MixtureSpecs
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories
 from trime.stages.tune import Tune, TunedRows
 
 
+@dataclass(frozen=True)
+class MixtureSettings:
+    """The section ``mixture`` as far as it decides what is fitted to given masses."""
+
+    model: dict[str, Any]
+    folds: int
+    seed: int
+
+    def build(self, experts: dict[str, int]) -> Mixture:
+        """Return the mixture, not fitted; ``experts``: how many each memory has."""
+        mixture = instantiate(self.model, _convert_="all")
+        mixture.memories = experts
+        return mixture
+
+    def fit(self, masses: ExpertMasses, description: dict[str, Any]) -> tuple[Mixture, Float[Tensor, " n"]]:
+        """Fit a mixture; return it, and log P of each token by a mixture fitted without the token's fold."""
+        mixture, fold = self.build(description["experts"]), folds(masses.document, self.folds, self.seed)
+        return mixture, mixture.fit(masses, fold, description["counts"], self.seed)
+
+
+@dataclass(frozen=True, eq=False)
 class TuneMixture(TunedRows):
     """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
 
-    kind, stage, format = "mixture", "tune", 4
+    kind, stage, format = "mixture", "tune", 5
     summary_file = "mixture.json"
-    depends_on, unhashed = ("mixture", "seed"), ("mixture.path",)
 
-    def __init__(self, config: DictConfig, grid: Tune):
-        super().__init__(config, grid.encoded, grid.memories)
-        self.grid = grid
+    grid: Tune
+    mixture: MixtureSettings
+    given: Free[Path | None]  # mixture.json of a mixture that is taken instead of fitting one; identity() has its content
+    lab: Free[Lab]
 
-    def needs(self) -> list[Artefact]:
-        return [self.grid]
+    @property
+    def encoded(self) -> Encode:  # type: ignore[override]
+        return self.grid.encoded
 
-    def settings(self) -> Any:
-        given = given_mixture(self.config)
-        content = given and [content_hash(given.with_name(name)) for name in (given.name, "mixture.safetensors")]
-        return super().settings() | {"given": content}
+    @property
+    def memories(self) -> Memories:  # type: ignore[override]
+        return self.grid.memories
+
+    def identity(self) -> Any:
+        files = [self.given.with_name(name) for name in (self.given.name, "mixture.safetensors")] if self.given else []
+        return super().identity() | {"given": [*map(content_hash, files)]}
 
     def build(self, folder: Path) -> None:
         row, meter = self.row(), ResourceUsage()
         masses, description = self.grid.expert_masses()
-        given = given_mixture(self.config)
-        if given:
-            mixture = build_mixture(self.config, description["experts"])
-            mixture.load(read_mixture(given, description["experts"], row, mixture))
+        if self.given:
+            mixture = self.mixture.build(description["experts"])
+            mixture.load(read_mixture(self.given, description["experts"], row, mixture))
             score = score_tokens(mixture, masses)
         else:
-            mixture, score = fit_mixture(self.config, masses, description)
+            mixture, score = self.mixture.fit(masses, description)
         result = summarize_row(row, sum_by_document(masses.document, -score))
         result |= {"at_grid_edge": [], "fitted": mixture.describe(), "by_memory_size": {}}  # one size makes no curve
         write_tensors(folder / "mixture.safetensors", mixture.state())
-        content = {"row": result, "crossfitted": not given, "seconds": round(meter.seconds, 1), **description}
+        content = {"row": result, "crossfitted": not self.given, "seconds": round(meter.seconds, 1), **description}
         content |= {"kind": row.kind, "temperatures": row.temperatures, "history": mixture.decays}
         write_json(folder / "mixture.json", content)
 
@@ -79,15 +102,9 @@ class TuneMixture(TunedRows):
         return tuned | {"rows": [*tuned["rows"], self.summary()["row"]]}
 
     def rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
-        mixture = build_mixture(self.config, self.summary()["experts"])
+        mixture = self.mixture.build(self.summary()["experts"])
         mixture.load(load_file(self.path() / "mixture.safetensors"))
         return [*self.grid.rows(), replace(self.row(), fitted=mixture)]
-
-
-def build_tune(config: DictConfig, table: MixtureSpecs, encoded: Encode, memories: Memories, run_parts: RunParts) -> TunedRows:
-    """Return the artefact that tunes the rows of an experiment, and fits its mixture if it has one to be fitted."""
-    grid = Tune(config, table, encoded, memories, run_parts)
-    return TuneMixture(config, grid) if grid.fitted_row else grid
 
 
 def given_mixture(config: DictConfig) -> Path | None:
@@ -116,20 +133,6 @@ def read_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mi
             f"{stored['history']}: use the same settings here, or fit it anew"
         )
     return state
-
-
-def build_mixture(config: DictConfig, experts: dict[str, int]) -> Mixture:
-    """Return the configured mixture, not fitted."""
-    mixture = instantiate(config.mixture.model, _convert_="all")
-    mixture.memories = experts
-    return mixture
-
-
-def fit_mixture(config: DictConfig, masses: ExpertMasses, description: dict[str, Any]) -> tuple[Mixture, Float[Tensor, " n"]]:
-    """Fit a mixture; return it, and log P of each token by a mixture fitted without the token's fold."""
-    mixture = build_mixture(config, description["experts"])
-    fold = folds(masses.document, config.mixture.folds, config.seed)
-    return mixture, mixture.fit(masses, fold, description["counts"], config.seed)
 
 
 def score_tokens(mixture: Mixture, masses: ExpertMasses) -> Float[Tensor, " n"]:

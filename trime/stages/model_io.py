@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +17,114 @@ from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.models.network import Network, load_network
 from trime.models.pretrained.tokenizer import load_tokenizer
-from trime.stages.pretrained import is_pretrained, model_fingerprint
+from trime.stages.pretrained import model_fingerprint
 
-NETWORK = ("task", "model", "eviction", "compatibility.dropped_in_band")  # the settings that open_network reads
-WINDOWS = ("evaluate.block", "evaluate.context", "datastore.block", "datastore.context")  # window_sizes
-POSITIONS = ("task", "model", "segments.length", "train.updates", *WINDOWS)  # check_positions
 CARRIED = "this model carries its state from window to window: set evaluate.context=0 and datastore.context=null"
 
 
-def model_of(config: DictConfig) -> dict[str, Any]:
-    """Return the parts of conf/model that build a network."""
-    return {name: plain(config.model[name]) for name in ("embedding", "backbone", "head")} | gate_settings(config)
+@dataclass(frozen=True)
+class ModelSettings:
+    """The model of a configuration: how it is built, and how it reads at evaluation."""
+
+    task: str
+    model: dict[str, Any]  # conf/model
+    eviction: dict[str, Any]  # the policy of a memory inside the model, at evaluation
+    dropped_in_band: bool
+
+    @classmethod
+    def of(cls, config: DictConfig) -> ModelSettings:
+        """Return the settings of a configuration."""
+        return cls(config.task, plain(config.model), plain(config.eviction), config.compatibility.dropped_in_band)
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether it is a model of transformers (model=pretrained)."""
+        return "name" in self.model
+
+    def parts(self) -> dict[str, Any]:
+        """Return what builds the network: embedding, backbone and head, and whether there is a gate."""
+        gate = {"gate": True} if self.model.get("gate") else {}
+        return copy.deepcopy({name: self.model[name] for name in ("embedding", "backbone", "head")}) | gate
+
+    def weights(self) -> dict[str, Any]:
+        """Return what the weights depend on: all parts; of a pretrained model, its own weights and how they are trained."""
+        if not self.is_pretrained:
+            return self.parts()
+        gate = {"gate": True} if self.model.get("gate") else {}
+        weights = model_fingerprint(self.model["name"])
+        return {"weights": weights, "lora": self.model["lora"], "dtype": self.model["dtype"]} | gate
+
+    def memory(self) -> dict[str, Any]:
+        """Return size and policy of the memory inside the model at evaluation, if it has one; training has its own."""
+        return {"size": self.model["memory_size"], "policy": self.eviction} if "memory_size" in self.model else {}
+
+    def reading(self) -> dict[str, Any]:
+        """Return what decides how the model reads text, beside its weights."""
+        content: dict[str, Any] = {"dropped_in_band": self.dropped_in_band, "key": self.model["backbone"].get("key")}
+        if not self.is_pretrained:
+            return content | ({"memory": self.memory()} if self.memory() else {})
+        if not self.model["memory_size"]:
+            return content
+        parts = self.parts()
+        return content | {"memory": self.memory(), "reading": parts["backbone"] | parts["embedding"] | {"name": None}}
+
+    @property
+    def reads_any_length(self) -> bool:
+        """Whether a pretrained model reads with memories, and therefore texts that are longer than its positions."""
+        return self.is_pretrained and bool(self.model["memory_size"])
+
+    def with_memory(self, parts: dict[str, Any]) -> dict[str, Any]:
+        """Return the parts of a network whose memory, if it has one, is that of evaluation."""
+        if "memory" in parts["backbone"]:
+            parts["backbone"]["memory"] |= self.memory()
+        return parts
+
+    def open(self, folder: Path) -> tuple[Network, dict[str, Any]]:
+        """Return the trained network of a folder, in evaluation mode with these settings, and its description.
+
+        UserError if the folder holds no model, another kind of model, or one made from other pretrained weights.
+        """
+        description = self.read_description(folder)
+        if ("memory" in description["model"]["backbone"]) != ("memory_size" in self.model):
+            raise UserError(
+                f"{folder} holds another kind of model than backbone= names: choose the backbone it was trained with"
+            )
+        if self.is_pretrained:
+            if description["trained"] != self.weights():
+                name = self.model["name"]
+                raise UserError(f"{folder} was made from other weights than model.name={name} holds, or with other model.lora")
+            description["model"] = self.parts()  # settings of inference may have changed
+        head, backbone = description["model"]["head"], description["model"]["backbone"]
+        if self.task == "translation":  # the key of contexts is a setting of inference
+            backbone["key"] = self.model["backbone"]["key"]
+        if "dropped_in_band" in head:
+            head["dropped_in_band"] = self.dropped_in_band
+        model = OmegaConf.create(self.with_memory(description["model"]))
+        return load_network(model, description["vocabulary"], folder / "model.safetensors").eval(), description
+
+    def read_description(self, folder: Path) -> dict[str, Any]:
+        """Return ``model.json``; UserError where there is none, or it names code outside of the lab's models."""
+        file = folder / "model.json"
+        try:
+            description = json.loads(file.read_text(encoding="utf-8"))
+            parts = [description["model"][name].get("_target_") for name in ("embedding", "backbone", "head")]
+            is_complete = all(parts) and isinstance(description["vocabulary"], int) and "trained" in description
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            is_complete = False
+        if not is_complete:
+            raise UserError(f"{file} is missing or describes no model: name a folder that stage fit made")
+        if unsafe := unregistered(description["model"], {"model": self.model, "eviction": self.eviction}):
+            raise UserError(
+                f"{file} has {unsafe}, which no file of conf/{{{','.join(GROUPS)}}} names, so that nothing of it was run: "
+                "if it is your own class, name it in the present settings too"
+            )
+        return description
 
 
-def gate_settings(config: DictConfig) -> dict[str, bool]:
-    """Return the gate setting; empty for models without a gate."""
-    return {"gate": True} if config.model.get("gate") else {}
-
-
-def weight_settings(config: DictConfig) -> dict[str, Any]:
-    """Return the model settings that the weights depend on.
-
-    That is all of conf/model; for a pretrained model, its own weights and how they are trained.
-    """
-    if is_pretrained(config):
-        return {
-            "weights": model_fingerprint(config.model.name),
-            "lora": plain(config.model.lora),
-            "dtype": config.model.dtype,
-        } | gate_settings(config)
-    return model_of(config)
-
-
-def save_transformers(network: Network, config: DictConfig, folder: Path) -> None:
-    """Save a fine-tuned pretrained model in the transformers format, with its tokenizer."""
+def save_transformers(network: Network, name: str, folder: Path) -> None:
+    """Save a fine-tuned pretrained model in the transformers format, with the tokenizer of the model ``name``."""
     network.backbone.decoder.save(folder)
-    load_tokenizer(config.model.name).save_pretrained(folder)
+    load_tokenizer(name).save_pretrained(folder)
 
 
 def write_description(
@@ -70,96 +145,16 @@ def write_description(
     write_json(folder / "model.json", content)
 
 
-def open_network(folder: Path, config: DictConfig) -> tuple[Network, dict[str, Any]]:
-    """Return the trained network, in evaluation mode with the configuration's quirks and memory, and its description.
+def check_positions(positions: int | None, lengths: Mapping[str, int], is_pretrained: bool = False, longest: int = 0) -> None:
+    """Raise UserError if a segment or a window, by the setting of its length, is longer than the positions of a model.
 
-    UserError if the folder holds no model, another kind of model, or one made from other pretrained weights.
+    ``longest`` is the longest window that was cut. None positions: the model has no limit, or is not loaded yet.
     """
-    description = read_description(folder, config)
-    if ("memory" in description["model"]["backbone"]) != ("memory_size" in config.model):
-        raise UserError(f"{folder} holds another kind of model than backbone= names: choose the backbone it was trained with")
-    if is_pretrained(config):
-        if description["trained"] != weight_settings(config):
-            raise UserError(
-                f"{folder} was made from other weights than model.name={config.model.name} holds, or with other model.lora"
-            )
-        description["model"] = model_of(config)  # settings of inference may have changed
-    head, backbone = description["model"]["head"], description["model"]["backbone"]
-    if config.task == "translation":  # the key of contexts is a setting of inference
-        backbone["key"] = config.model.backbone.key
-    if "dropped_in_band" in head:
-        head["dropped_in_band"] = config.compatibility.dropped_in_band
-    set_evaluation_memory(description["model"], config)
-    network = load_network(OmegaConf.create(description["model"]), description["vocabulary"], folder / "model.safetensors")
-    return network.eval(), description
-
-
-def read_description(folder: Path, config: DictConfig) -> dict[str, Any]:
-    """Return the content of ``model.json``; UserError where there is none, or it names code outside of the lab's models."""
-    file = folder / "model.json"
-    try:
-        description = json.loads(file.read_text(encoding="utf-8"))
-        parts = [description["model"][name].get("_target_") for name in ("embedding", "backbone", "head")]
-        is_complete = all(parts) and isinstance(description["vocabulary"], int) and "trained" in description
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        is_complete = False
-    if not is_complete:
-        raise UserError(f"{file} is missing or describes no model: name a folder that stage fit made")
-    if unsafe := unregistered(description["model"], {"model": plain(config.model), "eviction": plain(config.eviction)}):
-        raise UserError(
-            f"{file} has {unsafe}, which no file of conf/{{{','.join(GROUPS)}}} names, so that nothing of it was run: "
-            "if it is your own class, name it in the present settings too"
-        )
-    return description
-
-
-def set_evaluation_memory(model: dict[str, Any], config: DictConfig) -> None:
-    """Set size and eviction policy of the built-in memory in a model's description, if it has one, to those of evaluation."""
-    if "memory" in model["backbone"]:
-        model["backbone"]["memory"] |= memory_settings(config)
-
-
-def memory_settings(config: DictConfig) -> dict[str, Any]:
-    """Return size and policy of a model's built-in memory at evaluation; in training those of ``train`` apply."""
-    if "memory_size" not in config.model:
-        return {}
-    return {"size": plain(config.model.memory_size), "policy": plain(config.eviction)}
-
-
-def reading_settings(config: DictConfig) -> dict[str, Any]:
-    """Return the settings that decide how a model with a built-in memory reads text."""
-    if not is_pretrained(config):
-        return {"memory": memory_settings(config)} if memory_settings(config) else {}
-    if not plain(config.model.memory_size):
-        return {}
-    model = model_of(config)
-    return {"memory": memory_settings(config), "reading": model["backbone"] | model["embedding"] | {"name": None}}
-
-
-def window_sizes(config: DictConfig, for_datastore: bool = False) -> tuple[int, int]:
-    """Return the tokens of a window and those of the context before it, in the text of a datastore or in evaluated text."""
-    own, default = config.datastore, config.evaluate
-    block = own.block if for_datastore and own.block is not None else default.block
-    context = own.context if for_datastore and own.context is not None else default.context
-    return block, context
-
-
-def check_positions(positions: int | None, config: DictConfig, longest: int = 0, for_datastore: bool = False) -> None:
-    """Raise UserError if a segment or a window is longer than the model's positions; ``longest`` is the longest window.
-
-    ``for_datastore``: the windows of a datastore's text are checked, not those of evaluated text.
-    A pretrained model's positions are known only once it is loaded; with memories it reads windows of any length.
-    """
-    if positions is None or config.task == "translation":  # it reads whole sentences
+    if positions is None:
         return
-    lengths = {"segments.length": config.segments.length} if config.train.updates else {}
-    if not (is_pretrained(config) and plain(config.model.memory_size)):
-        is_own = for_datastore and window_sizes(config, for_datastore) != window_sizes(config)
-        section = "datastore" if is_own else "evaluate"
-        lengths[f"{section}.block + {section}.context"] = sum(window_sizes(config, for_datastore))
     for name, length in lengths.items():
         if length > positions:
-            if is_pretrained(config):
+            if is_pretrained:
                 raise UserError(f"{name}={length} exceeds the model's {positions} positions: lower it")
             raise UserError(f"{name}={length} exceeds model.backbone.positions={positions}: lower it, or raise the positions")
     if longest > positions:

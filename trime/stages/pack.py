@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from hydra.utils import instantiate
 
+from trime.common.identity import Free
 from trime.common.io import write_array
 from trime.common.progress import Progress
 from trime.data.neighbours import TermTable, english, excluded_ranges, segment_terms
 from trime.data.parallel.corpus import sentence_segments
 from trime.data.segments import training_segments
 from trime.errors import UserError
-from trime.lab.artefact import Free, Lab
+from trime.lab.artefact import Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.lab.stage import Stage

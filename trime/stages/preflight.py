@@ -31,10 +31,11 @@ from trime.stages.graph import Graph
 from trime.stages.graphs import build_graph
 from trime.stages.memories import Memories
 from trime.stages.mixture import given_mixture
-from trime.stages.model_io import CARRIED, model_of, set_evaluation_memory, window_sizes
+from trime.stages.model_io import CARRIED, ModelSettings
 from trime.stages.pretrained import ensure_model_folder, is_pretrained
-from trime.training.processes import device_of, node_rank
-from trime.training.trainer import added_callbacks
+from trime.stages.windows import TextWindows
+from trime.training.hardware import Hardware
+from trime.training.trainer import TrainerSettings
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
 # Arguments of Lightning's trainer that the lab gives it, and the setting that decides each.
@@ -57,7 +58,7 @@ def open_graph(config: DictConfig) -> Graph:
     """Return the graph of an experiment whose configuration passes all checks; UserError at the first that fails."""
     ensure_model_folder(config)
     check(config)
-    if device_of(config).type == "cpu":
+    if Hardware.of(config.trainer).device.type == "cpu":
         prepare_cpu()
     return build_graph(config)
 
@@ -97,7 +98,7 @@ def check(config: DictConfig) -> None:
 
 def check_trainer(config: DictConfig) -> None:
     """Raise UserError if this machine, or Lightning's trainer, cannot do what is asked for."""
-    node_rank(config)
+    _ = Hardware.of(config.trainer).node_rank  # the environment says which machine this is
     trains = {"fit", "train_small"} & {*config.stages}
     if trains and config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(f"trainer.accelerator={config.trainer.accelerator}: this machine has no CUDA device; set auto or cpu")
@@ -109,7 +110,7 @@ def check_trainer(config: DictConfig) -> None:
         for name, part in parts.items():
             if part is not None and not (OmegaConf.is_dict(part) and part.get("_target_")):
                 raise UserError(f"{key}.{name}={part}: it must name a class, as {{_target_: package.module.CLASS}}")
-    added_callbacks(config)
+    TrainerSettings.of(config).added_callbacks()
     try:
         built(config, "optimizer", _partial_=True)([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     except (TypeError, ValueError, IndexError) as error:
@@ -293,7 +294,7 @@ def check_model(config: DictConfig) -> None:
             f"compatibility.padding={config.compatibility.padding} (compatibility=published) is <unk> in our vocabularies: "
             "add vocabulary.fairseq=true"
         )
-    model = model_of(config)
+    model = ModelSettings.of(config)
     if "memory_size" in config.model:
         if isinstance(plain(config.model.memory_size), list):
             raise UserError(
@@ -301,10 +302,9 @@ def check_model(config: DictConfig) -> None:
             )
         if longest_context(config):
             raise UserError(CARRIED)
-        set_evaluation_memory(model, config)
     try:
         with torch.device("meta"):
-            network: Network = build_network(OmegaConf.create(model), SYMBOLS)
+            network: Network = build_network(model.with_memory(model.parts()), SYMBOLS)
     except (RuntimeError, ZeroDivisionError, IndexError) as error:  # of PyTorch, at sizes below 1
         reason = " ".join(str(error).split())
         raise UserError(f"the model cannot be built ({reason}): see model.* and model.backbone.*") from error
@@ -314,7 +314,7 @@ def check_model(config: DictConfig) -> None:
 
 def longest_context(config: DictConfig) -> int:
     """Return the largest number of context tokens of a window, in evaluated text or in that of a datastore."""
-    return max(window_sizes(config)[1], window_sizes(config, for_datastore=True)[1])
+    return max(TextWindows.of(config, for_datastore).context for for_datastore in (False, True))
 
 
 def as_list(value: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from hydra.utils import instantiate
 
+from trime.common.identity import Free
 from trime.common.progress import Progress
 from trime.data.byte_pairs import BytePairs
 from trime.data.corpus import (
@@ -34,7 +35,7 @@ from trime.data.notes import describe_duplicates, find_duplicates
 from trime.data.tokenizers import metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.lab.artefact import Artefact, Free, Lab
+from trime.lab.artefact import Artefact, Lab
 from trime.lab.config_hash import identify_text
 from trime.lab.stage import Stage
 

@@ -11,7 +11,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from trime.common.io import lock_of, locked, partial_of, plain
+from trime.common.io import lock_of, locked, partial_of
 from trime.data.corpus import VocabularySource, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
@@ -23,7 +23,7 @@ from trime.models.pretrained.gguf import convert, find_gguf
 from trime.models.pretrained.rope import RopeDecoder, per_layer
 from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import PieceTokenizer
-from trime.training.processes import device_of
+from trime.training.hardware import Hardware
 
 log = logging.getLogger(__name__)
 
@@ -93,44 +93,41 @@ def folder_hash(name: str, *patterns: str) -> str:
     return " ".join(map(content_hash, files)) or name
 
 
-def build_answerer(config: DictConfig, model: Any) -> Answerer:
-    """Wrap a loaded model so that it reads long prompts with the configured memories, then answers."""
-    settings = config.model
-    model.to(device_of(config))
+def build_answerer(settings: dict[str, Any], eviction: dict[str, Any], model: Any, hardware: Hardware) -> Answerer:
+    """Wrap a loaded model so that it reads long prompts with the memories of ``settings`` (conf/model), then answers."""
+    model.to(hardware.device)
     if model.config.is_encoder_decoder:
-        if settings.prefill != "chunked":
-            raise UserError(f"model.prefill={settings.prefill} is for decoders: set chunked for an encoder-decoder")
-        if settings.per_head:
+        if settings["prefill"] != "chunked":
+            raise UserError(f"model.prefill={settings['prefill']} is for decoders: set chunked for an encoder-decoder")
+        if settings["per_head"]:
             raise UserError(
                 "model.per_head=true is for decoders: heads of an encoder-decoder share the bias of their positions"
             )
         encoder = T5Encoder(model)
-        return EncoderDecoderAnswerer(encoder, reading_config(config, encoder), settings.outputs)
-    decoder = RopeDecoder(model, settings.position, settings.factor, settings.cached_keys)
-    return DecoderAnswerer(decoder, reading_config(config, decoder))
+        return EncoderDecoderAnswerer(encoder, reading_config(settings, eviction, encoder), settings["outputs"])
+    decoder = RopeDecoder(model, settings["position"], settings["factor"], settings["cached_keys"])
+    return DecoderAnswerer(decoder, reading_config(settings, eviction, decoder))
 
 
-def reading_config(config: DictConfig, family: Any) -> ReadingConfig:
+def reading_config(settings: dict[str, Any], eviction: dict[str, Any], family: Any) -> ReadingConfig:
     """Return how a model reads long prompts: an Attendre memory for each layer (sizes may differ) and the chunk length."""
-    settings, count = config.model, len(family.layers)
-    sizes, query_sizes, top_k = (
-        per_layer(plain(settings[name]), count, name) for name in ("memory_size", "query_size", "top_k")
-    )
+    count = len(family.layers)
+    sizes, query_sizes, top_k = (per_layer(settings[name], count, name) for name in ("memory_size", "query_size", "top_k"))
     if any(query_size is not None and query_size >= size for size, query_size in zip(sizes, query_sizes, strict=True)):
-        log.warning(f"query_size={settings.query_size} is not below memory_size: queries attend to later keys only")
-    causal = family.causal if settings.causal is None else settings.causal
+        log.warning(f"query_size={settings['query_size']} is not below memory_size: queries attend to later keys only")
+    causal = family.causal if settings["causal"] is None else settings["causal"]
     memories = [
         Attendre(
-            BoundedMemory(size, instantiate(config.eviction, _convert_="all")),
+            BoundedMemory(size, instantiate(eviction, _convert_="all")),
             query_size if query_size is not None else 0 if causal else size // 2,
             k,
             causal,
             window,
-            settings.search,
+            settings["search"],
         )
         for size, query_size, k, window in zip(sizes, query_sizes, top_k, family.windows, strict=True)
     ]
-    return ReadingConfig(memories, settings.chunk, settings.end, settings.prefill, settings.per_head)
+    return ReadingConfig(memories, settings["chunk"], settings["end"], settings["prefill"], settings["per_head"])
 
 
 def vocabulary_source(config: DictConfig) -> VocabularySource:

@@ -174,7 +174,7 @@ def report_answers(graph: Graph) -> RunOutcome:
     table = answers_table([run])
     write_atomically(folder / "table.csv", tables.to_csv(*table))
     print(f"\n{config.name}, seed {config.seed}:\n\n{tables.markdown(*table)}\nresults: {folder / 'results.json'}")
-    sampled = AnswerSamples(graph)
+    sampled = AnswerSamples(graph.answer, config.answering.counts, graph.lab)
     sampled.make()
     samples = [AnswerSample(**sample) for sample in sampled.summary()]
     panels: list[Panel] = [partial(kept_panel, sample=sample) for sample in samples]

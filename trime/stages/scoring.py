@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +21,21 @@ from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.scorer import Scorer, memory_names
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
-from trime.training.processes import device_of
 
-SCORING = ("evaluate.scaled_interpolation", "compatibility.sorted_windows")  # the settings that build_scorer reads
 PART = 2**13  # scored tokens of a part, at least
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How rows are scored, beside their own settings."""
+
+    scaled_interpolation: bool  # Eq. 8 divides by sqrt(d)
+    sorted_windows: bool  # windows of a document do not follow one another
+
+    @classmethod
+    def of(cls, config: DictConfig) -> Scoring:
+        """Return the settings of a configuration."""
+        return cls(config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 
 
 class TextPart(NamedTuple):
@@ -44,7 +56,7 @@ def text_parts(encoded: Encode, scope: StateScope) -> list[TextPart]:
     """Cut an encoded split so that no state reaches into a part: between windows, between documents, or not at all."""
     columns = Shards(encoded.path()).iter_columns("segment", "document", "scored")
     first, document, scored = (torch.cat(parts) for parts in zip(*((starts(s), d, k) for s, d, k in columns), strict=True))
-    if encoded.config.compatibility.sorted_windows and scope:
+    if encoded.windowing.sorted and scope:
         scope = StateScope.CORPUS  # windows of a document do not follow one another
     cuts = {StateScope.NONE: first, StateScope.DOCUMENT: starts(document), StateScope.CORPUS: torch.zeros_like(first)}[scope]
     before = torch.cat([scored.new_zeros(1, dtype=torch.long), scored.cumsum(0)])
@@ -73,12 +85,12 @@ class SplitParts(Parts):
 
 
 def build_scorer(
-    config: DictConfig, rows: Sequence[MixtureSpec | FittedMixtureSpec], memories: Memories, encoded: Encode
+    scoring: Scoring, rows: Sequence[MixtureSpec | FittedMixtureSpec], memories: Memories, encoded: Encode
 ) -> Scorer:
     """Return a scorer of rows, with the memories that they use opened for the queries of an encoded split."""
     sizes = sorted({size for row in rows if any(row.sizes) for size in row.sizes})
     opened = memories.open_all(encoded.summary(), sizes, memory_names(rows))
-    return Scorer(rows, opened, config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
+    return Scorer(rows, opened, scoring.scaled_interpolation, scoring.sorted_windows)
 
 
 def sums_as_tensors(sums: Sequence[LossSums]) -> dict[str, torch.Tensor]:
@@ -94,12 +106,12 @@ def add_sums(sums: Sequence[LossSums], tensors: dict[str, torch.Tensor]) -> None
 
 def windows_of(encoded: Encode, part: TextPart) -> Iterator[Window]:
     """Yield the windows of a part."""
-    return read_windows(encoded.path(), device_of(encoded.config), part.low, part.high)
+    return read_windows(encoded.path(), encoded.hardware.device, part.low, part.high)
 
 
 def with_progress(encoded: Encode, title: str) -> Iterator[Window]:
     """Yield the windows of an encoded split under a progress bar."""
     with Progress(total=encoded.summary()["tokens"], unit="tok", unit_scale=True, desc=f"{title} {encoded.split}") as bar:
-        for window in read_windows(encoded.path(), device_of(encoded.config)):
+        for window in read_windows(encoded.path(), encoded.hardware.device):
             yield window
             bar.update(len(window.vocabulary.total))

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.common.metrics import ResourceUsage
 from trime.data.segments import document_offsets
-from trime.lab.artefact import Artefact, Free, Lab
+from trime.lab.artefact import Artefact, Lab
 from trime.memory.inference.ngrams import SuffixArray
 from trime.stages.prepare import PreparedText
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,31 @@ import pytorch_lightning as pl
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from trime.common.identity import Free
+from trime.common.io import plain
 from trime.data.corpus import Corpus
 from trime.data.module import TextDataModule
+from trime.data.segments import parse_token_count
 from trime.errors import UserError
-from trime.lab.settings import Configured
 from trime.models.network import Network, build_network
-from trime.stages.model_io import model_of, write_description
+from trime.stages.model_io import ModelSettings, write_description
 from trime.training.callbacks.checkpoints import BestWeights
 from trime.training.language_model import LanguageModel, UpdateSettings
 
 
-class TrainingTask(Configured, ABC):
-    """The parts of a training that depend on what is trained."""
+@dataclass(frozen=True)
+class TrainingTask(ABC):
+    """The parts of a training that depend on what is trained, and the settings of its batches and updates."""
+
+    batching: dict[str, Any]  # conf/batching
+    memory: dict[str, Any]  # conf/memory
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
+    seed: int
+    padded: bool  # padded positions are memories, too, as in the published code
+    plain_updates: int  # the first ones train the plain language model (TRIME 5.2)
+    model: Free[ModelSettings]
+    validate_tokens: Free[int | None]  # of a validation; None: all
 
     @abstractmethod
     def network(self, corpus: Corpus) -> Network:
@@ -45,6 +59,13 @@ class TrainingTask(Configured, ABC):
     def module(self, network: Network) -> LanguageModel:
         """Return the Lightning module that trains the network."""
 
+    def module_parts(self) -> tuple[Any, UpdateSettings, Any, Any]:
+        """Return what a Lightning module needs beside its network: memory in training, settings, optimiser and schedule."""
+        training = UpdateSettings(self.seed, self.plain_updates, self.padded)
+        memory = instantiate(self.memory, _convert_="all") if self.memory.get("_target_") else None
+        optimizer = instantiate(self.optimizer, _partial_=True, _convert_="all")
+        return memory, training, optimizer, instantiate(self.schedule, _convert_="all")
+
     def callbacks(self, corpus: Corpus) -> list[pl.Callback]:
         """Return the callbacks that this task adds."""
         return []
@@ -54,34 +75,36 @@ class TrainingTask(Configured, ABC):
         return BestWeights(folder)
 
 
+@dataclass(frozen=True)
 class LanguageModelTraining(TrainingTask):
-    """Training on segments of text."""
+    """Training on segments of ``length`` tokens."""
 
-    depends_on = (*("segments", "batching"), *("seed", "memory", "optimizer", "schedule", "compatibility.padding"))
-    unhashed = ("model", "train")  # the fit's own settings have them
+    length: int
+    bounded: bool  # segments end with their document
 
     def network(self, corpus: Corpus) -> Network:
-        return build_network(self.config.model, len(corpus.vocabulary))
+        return build_network(self.model.parts(), len(corpus.vocabulary))
 
     def describe(self, folder: Path, corpus: Corpus, trained: dict[str, Any]) -> None:
-        write_description(folder, model_of(self.config), corpus.vocabulary, trained)
+        write_description(folder, self.model.parts(), corpus.vocabulary, trained)
 
     def data(self, corpus: Corpus, neighbours: np.ndarray | None, is_stateful: bool) -> TextDataModule:
-        segments, batching = self.config.segments, instantiate(self.config.batching, _convert_="all")
+        batching = instantiate(self.batching, _convert_="all")
         if is_stateful and not batching.contiguous_rows:
             raise UserError("this backbone's rows continue from batch to batch: set batching=streams")
-        cutting = (segments.length, segments.bounded, self.config.train.validate_tokens)
+        cutting = self.length, self.bounded, self.validate_tokens
         return TextDataModule(None, corpus.folder, batching, *cutting, neighbours)
 
     def module(self, network: Network) -> LanguageModel:
-        return LanguageModel(network, *training_parts(self.config))
+        return LanguageModel(network, *self.module_parts())
 
 
-def training_parts(config: DictConfig) -> tuple[Any, UpdateSettings, Any, Any]:
-    """Return what a Lightning module needs beside its network: memory in training, settings, optimiser and schedule."""
-    train = config.train
-    padded = config.compatibility.padding is not None
-    training = UpdateSettings(config.seed, math.ceil(train.plain_share * train.updates), padded)
-    memory = instantiate(config.memory, _convert_="all") if config.memory.get("_target_") else None
-    optimizer = instantiate(config.optimizer, _partial_=True, _convert_="all")
-    return memory, training, optimizer, instantiate(config.schedule, _convert_="all")
+def task_settings(config: DictConfig) -> dict[str, Any]:
+    """Return the arguments of a TrainingTask from a configuration."""
+    train, names = config.train, ("batching", "memory", "optimizer", "schedule", "seed")
+    return {name: plain(config[name]) for name in names} | {
+        "padded": config.compatibility.padding is not None,
+        "plain_updates": math.ceil(train.plain_share * train.updates),
+        "model": ModelSettings.of(config),
+        "validate_tokens": parse_token_count(train.validate_tokens),
+    }

@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from safetensors.torch import load_file
 
+from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.metrics import ResourceUsage, Usage
 from trime.common.progress import Progress
 from trime.common.types import Float, Tensor
-from trime.data.segments import parse_token_count
-from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, RunParts, columns_of, grouped, read_part
-from trime.lab.settings import Keys
+from trime.lab.parts import ArtefactInParts, columns_of, grouped, read_part
 from trime.lab.stage import RunOutcome, Stage
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import ExactSearch, recall_of
@@ -29,11 +28,10 @@ from trime.scoring.fitted_mixture_spec import FittedMixtureSpec, MassCollector
 from trime.scoring.loss_sums import LossSums, summarize_row
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.mixtures.experts import ExpertMasses, concat_masses
-from trime.scoring.rows import MixtureSpecs
 from trime.scoring.scorer import Scorer, memory_names
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
-from trime.stages.scoring import SCORING, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
+from trime.stages.scoring import Scoring, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +43,11 @@ GRIDS = {  # the grid of a tuned value, where its name is another
 SAMPLE = 256  # validation queries on which an approximate index's recall is measured
 
 
-class TunedRows(ConfiguredArtefact):
-    """The rows of a table at their best settings on the validation split, which ``encoded`` is.
+class TunedRows(Artefact):
+    """The rows of a table at their best settings on the validation split, and the memories that they use."""
 
-    ``memories`` are those that the rows use.
-    """
-
-    def __init__(self, config: DictConfig, encoded: Encode, memories: Memories):
-        super().__init__(config)
-        self.encoded, self.memories = encoded, memories
+    encoded: Encode  # the validation split
+    memories: Memories
 
     @abstractmethod
     def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
@@ -64,48 +58,41 @@ class TunedRows(ConfiguredArtefact):
         """Return the best settings of all rows, with their loss."""
 
     def for_row(self, row: int) -> TunedRows:
-        """Return the pass whose settings apply to a row."""
+        """Return the tuning run used for row ``row``."""
         return self
 
 
+@dataclass(frozen=True, eq=False)
 class Tune(TunedRows, ArtefactInParts):
     """The best settings on the grid, with their loss: ``tuned.json``, and masses for the mixture that is to be fitted."""
 
-    kind, format = "tune", 7  # 7: recall of each memory
-    depends_on: ClassVar[Keys] = ("tune", *SCORING)
-    unhashed: ClassVar[Keys] = ("mixture.tokens",)
+    kind, format = "tune", 8
 
-    def __init__(self, config: DictConfig, table: MixtureSpecs, encoded: Encode, memories: Memories, run_parts: RunParts):
-        super().__init__(config, encoded, memories)
-        self.table, self.run_parts = table, run_parts
+    grid_rows: tuple[MixtureSpec, ...]  # rows whose settings are searched on the grid
+    fitted_row: Free[FittedMixtureSpec | None]  # the row whose mixture is fitted to the masses of this pass
+    most_masses: int | None  # tokens whose masses are kept for it; None: all, or no row is fitted
+    encoded: Encode
+    memories: Memories
+    grid: dict[str, Any]  # the section tune
+    scoring: Scoring
+    lab: Free[Lab]
 
-    def needs(self) -> list[Artefact]:
-        return [self.encoded, *self.memories.needs()]
-
-    def settings(self) -> Any:
-        limit = {"tokens": self.config.mixture.tokens} if self.fitted_row else {}
-        rows = [repr(row) for row in self.grid_rows()]
-        row = self.fitted_row
-        fitted = [(row.memory_order, row.temperatures, row.sizes)] if row else []  # what its masses depend on
-        settings = {"rows": rows, "fitted": fitted, "memories": self.memories.settings(), "sampled": SAMPLE}
-        return super().settings() | settings | limit
+    def identity(self) -> Any:
+        row = self.fitted_row  # its masses do not depend on how they are mixed
+        return super().identity() | {"masses": row and [row.memory_order, row.temperatures, row.sizes]}
 
     @property
-    def fitted_row(self) -> FittedMixtureSpec | None:
-        """The row whose mixture is fitted to the masses of this pass, if there is one."""
-        return next((row for row in self.table if isinstance(row, FittedMixtureSpec)), None)
-
-    def grid_rows(self) -> list[MixtureSpec]:
-        """Return the rows whose settings are searched on the grid."""
-        return [row for row in self.table if isinstance(row, MixtureSpec)]
+    def all_rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
+        """All rows of the table, the one that is fitted last."""
+        return [*self.grid_rows, *([self.fitted_row] if self.fitted_row else [])]
 
     def open_parts(self, folder: Path) -> TuneParts:
         return TuneParts(self, folder)
 
     def build(self, folder: Path) -> None:
-        parts, rows = self.open_parts(folder), self.grid_rows()
+        parts, rows = self.open_parts(folder), self.grid_rows
         with Progress(total=sum(parts.sizes), unit="tok", unit_scale=True, desc=f"tune {self.encoded.split}") as bar:
-            self.run_parts(self, parts, bar)
+            self.lab.run_parts(self, parts, bar)
         sums, masses, usage = [LossSums() for _ in rows], [], Usage()
         for tensors, note in map(read_part, parts.files()):
             usage.add(note)
@@ -120,7 +107,7 @@ class Tune(TunedRows, ArtefactInParts):
             write_json(folder / "expert_masses.json", {"experts": in_order, "counts": counts}, indent=None)
         results = [summarize_row(row, row_sums) for row, row_sums in zip(rows, sums, strict=True)]
         for result in results:
-            result["at_grid_edge"] = at_grid_edge(result["tuned"], self.config.tune)
+            result["at_grid_edge"] = at_grid_edge(result["tuned"], self.grid)
             for name in result["at_grid_edge"]:
                 best = f"{name}={result['tuned'][name]}"
                 log.warning(
@@ -142,26 +129,25 @@ class Tune(TunedRows, ArtefactInParts):
 
     def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         results = self.tuned()["rows"]
-        return [row.with_settings(result["tuned"]) for row, result in zip(self.grid_rows(), results, strict=True)]
+        return [row.with_settings(result["tuned"]) for row, result in zip(self.grid_rows, results, strict=True)]
 
 
 class TuneParts(SplitParts):
     """Parts of the validation split: summed losses of every row's grid, and the masses for a mixture that is to be fitted."""
 
     def __init__(self, tune: Tune, folder: Path):
-        super().__init__(folder, tune.encoded, tune.memories.state_scope(memory_names(tune.table)))
+        super().__init__(folder, tune.encoded, tune.memories.state_scope(memory_names(tune.all_rows)))
         self.tune = tune
 
     @cached_property
     def scorer(self) -> Scorer:
         """The scorer of all rows, the one whose mixture is fitted last."""
-        rows, fitted = self.tune.grid_rows(), self.tune.fitted_row
-        return build_scorer(self.tune.config, [*rows, *([fitted] if fitted else [])], self.tune.memories, self.tune.encoded)
+        return build_scorer(self.tune.scoring, self.tune.all_rows, self.tune.memories, self.tune.encoded)
 
     def make(self, number: int, advance: Advance) -> None:
-        rows, fitted, part, scorer = self.tune.grid_rows(), self.tune.fitted_row, self.parts[number], self.scorer
+        rows, fitted, part, scorer = self.tune.grid_rows, self.tune.fitted_row, self.parts[number], self.scorer
         meter, sums = ResourceUsage(), [LossSums() for _ in rows]
-        limit = parse_token_count(self.tune.config.mixture.tokens) if fitted else None
+        limit = self.tune.most_masses
         collector = MassCollector(fitted, None if limit is None else limit - part.before) if fitted else None
         for window, masses in scorer.query(windows_of(self.tune.encoded, part)):
             for row_sums, row, row_masses in zip(sums, rows, masses, strict=False):

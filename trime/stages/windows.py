@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
+from trime.common.identity import Free
 from trime.common.types import Batch
 from trime.data.corpus import Corpus
 from trime.data.module import WindowLoader
 from trime.data.segments import Segments, cut, cut_lines, document_offsets, parse_token_count
-from trime.lab.settings import Configured
-from trime.stages.model_io import window_sizes
 
 
-class Portion(NamedTuple):
+@dataclass(frozen=True)
+class Portion:
     """The part of a split that is encoded, and for what.
 
     ``section``: evaluate (contexts and masses are stored, for scoring) or datastore (contexts alone). ``tokens``: a budget of
@@ -37,7 +38,7 @@ class Portion(NamedTuple):
         return self.section == "datastore"
 
     @classmethod
-    def from_config(cls, config: DictConfig, section: str, split: str) -> Portion:
+    def of(cls, config: DictConfig, section: str, split: str) -> Portion:
         """Return the portion that a section of the configuration asks for."""
         settings = config[section]
         tokens = parse_token_count(settings.tokens)
@@ -45,50 +46,63 @@ class Portion(NamedTuple):
         return cls(section, split, tokens, sample, settings.dtype)
 
 
-class Windows(Configured, ABC):
+@dataclass(frozen=True, kw_only=True)
+class Windows(ABC):
     """How a split is cut into windows, and how these are read."""
 
-    def settings_of(self, portion: Portion) -> Any:
-        """Return the settings on which the windows of a portion depend."""
-        return self.settings()
+    bounded: bool = True  # windows end with their document
+    sorted: bool = False  # they are read from shortest to longest rather than in the order of the text
 
     @abstractmethod
     def cut(self, corpus: Corpus, portion: Portion) -> Segments:
         """Return the windows of a portion of a corpus, in the order in which they are read."""
 
-    def loader(self, corpus: Corpus, split: str, windows: Segments, plan: list[list[int]]) -> Iterable[Batch]:
-        """Return the batches of a plan, whose numbers are those of windows."""
-        return WindowLoader(corpus.split(split), windows, plan, corpus.vocabulary.special_ids)
+    def lengths(self) -> dict[str, int]:
+        """Return the tokens that a model reads at once, by the settings that decide it; none if the text does."""
+        return {}
+
+    def loader(self, corpus: Corpus, split: str, windows: Segments, batches: list[list[int]]) -> Iterable[Batch]:
+        """Return batches of windows, by their numbers."""
+        return WindowLoader(corpus.split(split), windows, batches, corpus.vocabulary.special_ids)
 
     def check(self, corpus: Corpus, description: dict[str, Any]) -> None:
         """Raise UserError if a model, by its description, cannot read the corpus."""
+        return
 
 
+@dataclass(frozen=True, kw_only=True)
 class TextWindows(Windows):
-    """Windows of ``evaluate.block`` tokens, each read with the ``evaluate.context`` tokens before it.
+    """Windows of ``block`` tokens, each read with the ``context`` tokens before it.
 
-    The text of a datastore may have windows of its own (``datastore.block``, ``datastore.context``): each of its tokens costs
-    (block + context) / block tokens that are read.
+    Each token costs (block + context) / block tokens that are read. ``lines``: a window is as many whole lines as fit.
     """
 
-    depends_on = (
-        *("evaluate.block", "evaluate.context", "evaluate.bounded", "evaluate.lines"),
-        "compatibility.sorted_windows",
-    )
-    unhashed = ("datastore.block", "datastore.context")  # settings_of has them, as those of a datastore's windows
+    block: int
+    context: int
+    lines: bool
+    section: Free[str]  # whose settings these are
 
-    def settings_of(self, portion: Portion) -> Any:
-        settings = self.settings()
-        block, context = window_sizes(self.config, portion.for_datastore)
-        return settings | {"evaluate": settings["evaluate"] | {"block": block, "context": context}}
+    @classmethod
+    def of(cls, config: DictConfig, for_datastore: bool = False) -> TextWindows:
+        """Return the windows of evaluated text, or of a datastore's text, which may have a block and a context of its own."""
+        evaluate, own = config.evaluate, config.datastore if for_datastore else {}
+        sizes = {name: evaluate[name] if own.get(name) is None else own[name] for name in ("block", "context")}
+        return cls(
+            **sizes,
+            lines=evaluate.lines and not for_datastore,
+            section="evaluate" if sizes == {name: evaluate[name] for name in sizes} else "datastore",
+            bounded=evaluate.bounded,
+            sorted=config.compatibility.sorted_windows,
+        )
+
+    def lengths(self) -> dict[str, int]:
+        return {f"{self.section}.block + {self.section}.context": self.block + self.context}
 
     def cut(self, corpus: Corpus, portion: Portion) -> Segments:
-        text, evaluate = corpus.split(portion.split), self.config.evaluate
-        offsets = document_offsets(text, evaluate.bounded)
-        block, context = window_sizes(self.config, portion.for_datastore)
-        sizes = block, context, portion.tokens, portion.sample
-        by_lines = evaluate.lines and not portion.for_datastore
-        windows = cut_lines(text, offsets, corpus.vocabulary.eos, *sizes) if by_lines else cut(offsets, *sizes)
-        if context or not self.config.compatibility.sorted_windows:
+        text = corpus.split(portion.split)
+        offsets = document_offsets(text, self.bounded)
+        sizes = self.block, self.context, portion.tokens, portion.sample
+        windows = cut_lines(text, offsets, corpus.vocabulary.eos, *sizes) if self.lines else cut(offsets, *sizes)
+        if self.context or not self.sorted:
             return windows
         return windows.take(np.argsort(windows.length, kind="stable"))  # so the published code reads windows without context

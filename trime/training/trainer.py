@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,64 +19,75 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Checkpoint, ProgressBar
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from trime.common.identity import Free
 from trime.common.io import plain
 from trime.common.progress import Progress
 from trime.errors import UserError
 from trime.training.callbacks.checkpoints import Checkpoints
-from trime.training.precision import resolved_precision, training_products
+from trime.training.hardware import Hardware, training_products
 
 log = logging.getLogger(__name__)
 
 
-def added_to_training(config: DictConfig) -> dict[str, Any]:
-    """Return the callbacks and arguments of Lightning's trainer that were added, which may change what is trained.
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How Lightning's trainer is built, beside its callbacks.
 
-    A trained artefact counts them among its settings; the result is empty where nothing was added.
+    ``arguments`` and ``callbacks`` were added by the user: arguments of the trainer, and callbacks by their ``_target_``. They
+    may change what is trained.
     """
-    callbacks = {name: part for name, part in plain(config.callbacks).items() if part is not None}
-    added = {"trainer": plain(config.trainer.extra), "callbacks": callbacks}
-    return {name: settings for name, settings in added.items() if settings}
 
+    updates: int
+    clip_norm: float
+    arguments: dict[str, Any]
+    callbacks: dict[str, Any]
+    hardware: Hardware
+    checkpoint_every: Free[int]
+    log_every: Free[int]
 
-def added_callbacks(config: DictConfig) -> list[pl.Callback]:
-    """Return the callbacks of ``callbacks``; UserError if an entry is not a Lightning callback."""
-    callbacks = []
-    for name, part in added_to_training(config).get("callbacks", {}).items():
-        callback = instantiate(part, _convert_="all")
-        if not isinstance(callback, pl.Callback):
-            raise UserError(f"callbacks.{name}: {part['_target_']} is not a Lightning callback")
-        callbacks.append(callback)
-    return callbacks
+    @classmethod
+    def of(cls, config: DictConfig) -> TrainerSettings:
+        """Return the settings of a configuration."""
+        train, callbacks = config.train, {name: part for name, part in plain(config.callbacks).items() if part is not None}
+        added = plain(config.trainer.extra), callbacks, Hardware.of(config.trainer)
+        return cls(train.updates, train.clip_norm, *added, train.checkpoint_every, train.log_every)
 
+    def added_callbacks(self) -> list[pl.Callback]:
+        """Return the callbacks that were added; UserError if an entry is not a Lightning callback."""
+        callbacks = []
+        for name, part in self.callbacks.items():
+            callback = instantiate(part, _convert_="all")
+            if not isinstance(callback, pl.Callback):
+                raise UserError(f"callbacks.{name}: {part['_target_']} is not a Lightning callback")
+            callbacks.append(callback)
+        return callbacks
 
-def build_trainer(
-    stage: str, folder: Path, config: DictConfig, callbacks: list[pl.Callback], arguments: dict[str, Any]
-) -> pl.Trainer:
-    """Return Lightning's trainer with ``arguments`` and all that was added; UserError where it refuses an argument.
+    def build(self, stage: str, folder: Path, callbacks: list[pl.Callback], arguments: dict[str, Any]) -> pl.Trainer:
+        """Return Lightning's trainer with ``arguments`` and all that was added; UserError where it refuses an argument.
 
-    After ``callbacks`` come those that were added, the progress bar, and last the checkpoints, which save the others' states.
-    """
-    train, added = config.train, added_to_training(config).get("trainer", {})
-    further = added_callbacks(config)
-    own_bar = config.trainer.enable_progress_bar and not any(isinstance(one, ProgressBar) for one in further)
-    saving = Checkpoints(folder / "checkpoints", train.checkpoint_every)
-    options = {
-        "max_steps": train.updates,
-        "gradient_clip_val": train.clip_norm or None,
-        "log_every_n_steps": train.log_every,
-        "accelerator": config.trainer.accelerator,
-        "precision": resolved_precision(config),
-        "num_sanity_val_steps": 0,
-        "enable_model_summary": False,
-        "enable_progress_bar": config.trainer.enable_progress_bar,
-        "enable_checkpointing": any(isinstance(one, Checkpoint) for one in further),
-        "callbacks": [*callbacks, *further, KeepTermination(), *([TrainingProgress(stage)] if own_bar else []), saving],
-        "default_root_dir": folder,
-    }
-    try:
-        return pl.Trainer(**options | arguments | instantiate(OmegaConf.create(added), _convert_="all"))
-    except (MisconfigurationException, TypeError, ValueError) as error:
-        raise UserError(f"Lightning's trainer refuses an argument: {' '.join(str(error).split())}") from error
+        After ``callbacks`` come those that were added, the progress bar, and last the checkpoints, which save the others'
+        states.
+        """
+        further, hardware = self.added_callbacks(), self.hardware
+        own_bar = hardware.progress_bar and not any(isinstance(one, ProgressBar) for one in further)
+        saving = Checkpoints(folder / "checkpoints", self.checkpoint_every)
+        options = {
+            "max_steps": self.updates,
+            "gradient_clip_val": self.clip_norm or None,
+            "log_every_n_steps": self.log_every,
+            "accelerator": hardware.accelerator,
+            "precision": hardware.precision,
+            "num_sanity_val_steps": 0,
+            "enable_model_summary": False,
+            "enable_progress_bar": hardware.progress_bar,
+            "enable_checkpointing": any(isinstance(one, Checkpoint) for one in further),
+            "callbacks": [*callbacks, *further, KeepTermination(), *([TrainingProgress(stage)] if own_bar else []), saving],
+            "default_root_dir": folder,
+        }
+        try:
+            return pl.Trainer(**options | arguments | instantiate(OmegaConf.create(self.arguments), _convert_="all"))
+        except (MisconfigurationException, TypeError, ValueError) as error:
+            raise UserError(f"Lightning's trainer refuses an argument: {' '.join(str(error).split())}") from error
 
 
 class KeepTermination(pl.Callback):

@@ -35,7 +35,6 @@ from trime.models.layers.sliding import SlidingWindow
 from trime.models.layers.topk_attention import Table, all_keys, attend, exact_top, search, select_candidates
 from trime.models.network import Reader, build_network
 from trime.stages.graph import Graph
-from trime.stages.model_io import open_network
 from trime.stages.replay.replay import KeyDocument
 
 Tiny = Callable[..., DictConfig]
@@ -450,7 +449,7 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
 
 def online(graph: Graph, layer: int) -> Iterator[list[int]]:
     """Yield what the run's memory holds before each window."""
-    network, _ = open_network(graph.model.path(), graph.config)
+    network, _ = graph.model_settings.open(graph.model.path())
     corpus, reader = graph.evaluated_corpus.corpus(), Reader(network)
     windows, text = graph.test.windows(corpus), corpus.split("test")
     for number in range(len(windows)):

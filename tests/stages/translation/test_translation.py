@@ -44,7 +44,6 @@ from trime.models.network import Network
 from trime.report.bootstrap import bleu_difference, corpus_bleu
 from trime.report.tables import EDGE
 from trime.stages.graph import open_job
-from trime.stages.model_io import open_network
 from trime.stages.samples.translation_samples import TranslationSamples
 from trime.stages.translation.graph import TranslationGraph
 from trime.stages.translation.translate import Translate, bleu_statistics
@@ -77,7 +76,7 @@ def test_probabilities_of_the_search_are_those_of_evaluation(words: str, tiny: T
     config = tiny(*f"experiment={words}".split())
     run(config)
     graph = TranslationGraph(config)
-    network, _ = open_network(graph.model.path(), config)
+    network, _ = graph.model_settings.open(graph.model.path())
     for number in range(len(graph.tune.rows())):
         check_search(graph, network, graph.evaluate.translations.translator(number), graph.evaluate.rows()[number]["documents"])
 
@@ -328,7 +327,7 @@ def test_each_language_may_have_its_own_dictionary(tiny: Tiny, tmp_path: Path) -
         assert {vocabulary.index[word] for word in words} == {*text.split("train").tokens.tolist()}
         assert len(vocabulary) % 8 == 0 and vocabulary.special_ids.pad == 1
     assert {*source.symbols} != {*target.symbols}
-    network, described = open_network(graph.model.path(), config)
+    network, described = graph.model_settings.open(graph.model.path())
     assert described["vocabulary"] == len(target) and network.head.weight.shape[0] == len(target)
     assert network.backbone.source_embedding.vocabulary == len(source)
     assert network.head.weight is network.backbone.embedding.table.weight
@@ -550,7 +549,7 @@ def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
     config = tiny("experiment=mt_vanilla")
     run(config)
     graph = TranslationGraph(config)
-    network, _ = open_network(graph.model.path(), config)
+    network, _ = graph.model_settings.open(graph.model.path())
     data, task = graph.fit.task.data(graph.corpus.corpus(), None, False), graph.fit.task.module(network)
     data.setup()
     batch = next(iter(data.train_dataloader()))

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trime.common.identity import Free
 from trime.common.io import to_json
-from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.artefact import Artefact, Lab
 from trime.scoring.scorer import ScoredWindow
 from trime.stages.encode import Encode
-from trime.stages.scoring import SCORING, build_scorer, with_progress
+from trime.stages.scoring import Scoring, build_scorer, with_progress
 from trime.stages.tune import TunedRows
 
 FILE = "tokens.jsonl"
 DIGITS = 6  # decimals of probabilities and weights
 
 
-class PerToken(ConfiguredArtefact):
+@dataclass(frozen=True, eq=False)
+class PerToken(Artefact):
     """A line of JSON for each scored token of test under the experiment's own row: ``tokens.jsonl``.
 
     Its keys: ``document``, ``position`` in it, ``token``, ``log_probability`` in nats, ``parts`` of the probability that come
@@ -25,19 +28,16 @@ class PerToken(ConfiguredArtefact):
     """
 
     kind, stage = "per_token", "evaluate"
-    depends_on, unhashed = SCORING, ("evaluate.bounded",)
 
-    def __init__(self, config: Any, test: Encode, tune: TunedRows):
-        super().__init__(config)
-        self.test, self.tune = test, tune
-
-    def needs(self) -> list[Artefact]:
-        return [self.test, self.tune]
+    test: Encode
+    tune: TunedRows
+    scoring: Scoring
+    lab: Free[Lab]
 
     def build(self, folder: Path) -> None:
-        scorer = build_scorer(self.config, [self.tune.rows()[-1]], self.tune.memories, self.test)
+        scorer = build_scorer(self.scoring, [self.tune.rows()[-1]], self.tune.memories, self.test)
         corpus = self.test.corpus.corpus()
-        symbols, names = corpus.vocabulary.symbols, corpus.names(self.test.split) if self.config.evaluate.bounded else None
+        symbols, names = corpus.vocabulary.symbols, corpus.names(self.test.split) if self.test.windowing.bounded else None
         with open(folder / FILE, "w", encoding="utf-8") as file:
             for scored in scorer.score_row(with_progress(self.test, "write tokens of")):
                 for line in token_lines(scored):

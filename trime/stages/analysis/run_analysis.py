@@ -6,44 +6,43 @@ TRIME Table 14 (buckets by frequency on dev), Table 13 (is the target among thos
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.common.metrics import perplexity
 from trime.common.types import Bool, Contexts, Tensor
-from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.artefact import Artefact, Lab
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import CachedSearch
 from trime.scoring.frequency import BUCKETS, TokenMeans, dev_frequency
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import sizes_of
 from trime.stages.encode import Encode
-from trime.stages.scoring import SCORING, build_scorer, with_progress
+from trime.stages.scoring import Scoring, build_scorer, with_progress
 from trime.stages.tune import TunedRows
 
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
 
 
-class RunAnalysis(ConfiguredArtefact):
+@dataclass(frozen=True, eq=False)
+class RunAnalysis(Artefact):
     """Loss by token frequency, retrieval accuracy, and loss by size of the long memory: ``analysis.json``."""
 
     kind, stage, format = "analysis", "evaluate", 3
     summary_file = "analysis.json"
-    depends_on = SCORING
 
-    def __init__(self, config: Any, test: Encode, tune: TunedRows):
-        super().__init__(config)
-        self.test, self.tune = test, tune
+    test: Encode
+    tune: TunedRows
+    scoring: Scoring
+    lab: Free[Lab]
 
-    def needs(self) -> list[Artefact]:
-        return [self.test, self.tune]
-
-    def settings(self) -> Any:
-        return super().settings() | {"buckets": BUCKETS, "top": TOP}
+    def identity(self) -> Any:
+        return super().identity() | {"buckets": BUCKETS, "top": TOP}
 
     def build(self, folder: Path) -> None:
         content = {"valid": self.analyse(self.tune.encoded), "test": self.analyse(self.test)}
@@ -57,7 +56,7 @@ class RunAnalysis(ConfiguredArtefact):
         if has_sizes := any(rows[sized].sizes):
             sizes = sizes_of(self.tune.memories.sources.config, rows[sized].memories)
             tuned_size[sized], rows[sized] = sizes.index(rows[sized].sizes[0]), replace(rows[sized], sizes=sizes)
-        scorer = build_scorer(self.config, rows, self.tune.memories, encoded)
+        scorer = build_scorer(self.scoring, rows, self.tune.memories, encoded)
         hits = {name: Hits(memory.nearest) for name, memory in scorer.memories.items() if memory.nearest}
         for each in hits.values():  # scoring and counting search for the same entries
             each.nearest.search = CachedSearch(each.nearest.search)

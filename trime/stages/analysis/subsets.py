@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from safetensors.torch import load_file
 
+from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.progress import Progress
-from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, RunParts, columns_of, grouped, read_part
+from trime.lab.parts import ArtefactInParts, columns_of, grouped, read_part
 from trime.memory.inference.base import Memory, Window
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
 from trime.scoring.frequency import dev_frequency
@@ -32,35 +32,32 @@ from trime.scoring.scorer import Scorer
 from trime.stages.analysis.weights import Bins, Weights, bins_of, token_weights
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
-from trime.stages.mixture import TuneMixture, build_mixture, fit_mixture, sum_by_document
-from trime.stages.scoring import SCORING, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
+from trime.stages.mixture import TuneMixture, sum_by_document
+from trime.stages.scoring import Scoring, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
 
 
-class SubsetMixtures(ConfiguredArtefact):
+@dataclass(frozen=True, eq=False)
+class SubsetMixtures(Artefact):
     """A mixture for each subset of a mixture's memories, with its cross-fitted loss on valid; the last has all memories."""
 
-    kind, stage = "subset_mixtures", "evaluate"
+    kind, stage, format = "subset_mixtures", "evaluate", 2
     summary_file = "subset_mixtures.json"
-    depends_on, unhashed = ("evaluate.subsets", "mixture", "seed"), ("mixture.path",)
 
-    def __init__(self, config: DictConfig, tune: TuneMixture):
-        super().__init__(config)
-        self.tune = tune
-
-    def needs(self) -> list[Artefact]:
-        return [self.tune]
+    tune: TuneMixture
+    selection: str  # which subsets: leave_one_out or all
+    lab: Free[Lab]
 
     def build(self, folder: Path) -> None:
         masses, description = self.tune.grid.expert_masses()
         fitted, states = [], dict[str, torch.Tensor]()
-        chosen = subsets(self.tune.row().memory_order, self.config.evaluate.subsets)
+        chosen = subsets(self.tune.row().memory_order, self.selection)
         for number, names in enumerate(Progress(chosen, unit="subset", desc="fit subsets")):
             if names == self.tune.row().memory_order:
                 loss = self.tune.summary()["row"]["loss"]
             elif not names:
                 loss = -float(masses.log_probability[:, 0].double().mean())
             else:
-                mixture, score = fit_mixture(self.config, *select_memories(masses, description, names))
+                mixture, score = self.tune.mixture.fit(*select_memories(masses, description, names))
                 states |= grouped(str(number), mixture.state())
                 loss = summarize_row(self.row_of(names), sum_by_document(masses.document, -score))["loss"]
             fitted.append({"memories": names, "valid_loss": loss})
@@ -82,25 +79,24 @@ class SubsetMixtures(ConfiguredArtefact):
                 rows.append(MixtureSpec((), ()))
                 continue
             experts = self.tune.summary()["experts"]
-            mixture = build_mixture(self.config, {name: size for name, size in experts.items() if name in names})
+            mixture = self.tune.mixture.build({name: size for name, size in experts.items() if name in names})
             mixture.load(columns_of(states, str(number)))
             rows.append(replace(self.row_of(names), fitted=mixture))
         return [*rows, self.tune.rows()[-1]]
 
 
-class Subsets(ConfiguredArtefact, ArtefactInParts):
+@dataclass(frozen=True, eq=False)
+class Subsets(ArtefactInParts):
     """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
 
-    kind, stage, format = "subsets", "evaluate", 3
+    kind, stage, format = "subsets", "evaluate", 4
     summary_file = "subsets.json"
-    depends_on = SCORING
 
-    def __init__(self, config: DictConfig, encoded: Encode, mixtures: SubsetMixtures, run_parts: RunParts):
-        super().__init__(config)
-        self.encoded, self.mixtures, self.tune, self.run_parts = encoded, mixtures, mixtures.tune, run_parts
-
-    def needs(self) -> list[Artefact]:
-        return [self.encoded, self.tune, self.mixtures]
+    encoded: Encode
+    tune: TuneMixture
+    mixtures: SubsetMixtures
+    scoring: Scoring
+    lab: Free[Lab]
 
     def open_parts(self, folder: Path) -> SubsetParts:
         return SubsetParts(self, folder)
@@ -108,7 +104,7 @@ class Subsets(ConfiguredArtefact, ArtefactInParts):
     def build(self, folder: Path) -> None:
         parts, corpus = self.open_parts(folder), self.encoded.corpus.corpus()
         with Progress(total=sum(parts.sizes), unit="tok", unit_scale=True, desc=f"subsets {self.encoded.split}") as bar:
-            self.run_parts(self, parts, bar)
+            self.lab.run_parts(self, parts, bar)
         sums, weights = [LossSums() for _ in parts.rows], Weights(parts.bins, len(corpus.vocabulary))
         notes = []
         for tensors, note in map(read_part, parts.files()):
@@ -119,7 +115,7 @@ class Subsets(ConfiguredArtefact, ArtefactInParts):
         seconds = [sum(note["seconds"][number] for note in notes) / tokens for number in range(len(sums))]
         content = {
             "mixture": self.tune.row().kind,
-            "selection": self.mixtures.config.evaluate.subsets,
+            "selection": self.mixtures.selection,
             "external_search": parts.search,
             "encode_seconds_per_token": self.encoded.summary()["seconds"] / tokens,
             "costs": {
@@ -149,7 +145,7 @@ class SubsetParts(SplitParts):
     @cached_property
     def scorer(self) -> Scorer:
         """The scorer of all subsets at once, with the memories opened for test."""
-        return build_scorer(self.subsets.config, self.rows, self.subsets.tune.memories, self.subsets.encoded)
+        return build_scorer(self.subsets.scoring, self.rows, self.subsets.tune.memories, self.subsets.encoded)
 
     @cached_property
     def memories(self) -> dict[str, Memory]:

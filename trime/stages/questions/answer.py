@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, islice
 from pathlib import Path
@@ -12,24 +13,25 @@ from statistics import mean
 from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
 
-from trime.common.io import plain, read_json_lines, to_json, write_atomically, write_json
+from trime.common.identity import Free
+from trime.common.io import read_json_lines, to_json, write_atomically, write_json
 from trime.common.metrics import ResourceUsage, Usage, processor_ms
 from trime.common.progress import Progress
+from trime.config.schema import Answering
 from trime.data.questions.base import Example, Questions, contains_answer, exact_match
 from trime.errors import UserError
-from trime.lab.artefact import Artefact, ConfiguredArtefact
-from trime.lab.config_hash import QUESTION_PLACES
+from trime.lab.artefact import Artefact, Lab
+from trime.lab.config_hash import QUESTION_PLACES, without
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, Parts, RunParts
+from trime.lab.parts import ArtefactInParts, Parts
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.stages.pretrained import build_answerer, model_fingerprint
 from trime.stages.questions.prompts import Prompt, PromptMaker
 from trime.stages.questions.train_small import batched
-from trime.training.processes import DEVICE
+from trime.training.hardware import Hardware
 
 Asked = tuple[Example, Prompt]
 
@@ -40,43 +42,43 @@ READING = (
 )
 
 
-class Answer(ConfiguredArtefact, ArtefactInParts):
+@dataclass(frozen=True, eq=False)
+class Answer(ArtefactInParts):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 
-    kind, depends_on = "answer", ("questions", "eviction", "answering")
-    format = 5  # 4: tokens and time of each answer; 5: answers of SnapKV, and after queries that waited, are others
+    kind, format = "answer", 6
     summary_file = "answer.json"
-    unhashed = ("answering.batch_size", "answering.counts", "model", *QUESTION_PLACES, *DEVICE)
 
-    def __init__(self, config: DictConfig, small_model: Artefact | None, run_parts: RunParts):
-        super().__init__(config)
-        self.small_model = small_model  # the model that this experiment trains; if None, model.name
-        self.run_parts = run_parts
-
-    def needs(self) -> list[Artefact]:
-        return [self.small_model] if self.small_model else []
+    small_model: Artefact | None  # the model that this experiment trains; None: model.name
+    eviction: dict[str, Any]
+    answering: Answering
+    asked: Free[dict[str, Any]]  # conf/questions, with places
+    model_settings: Free[dict[str, Any]]  # conf/model; reading() has what decides the answers
+    hardware: Free[Hardware]
+    lab: Free[Lab]
 
     def reading(self) -> dict[str, Any]:
         """Return the settings that decide how the model reads."""
-        return {name: plain(self.config.model[name]) for name in READING}
+        return {name: self.model_settings[name] for name in READING}
 
-    def settings(self) -> Any:
-        content = super().settings() | {
+    def identity(self) -> Any:
+        return super().identity() | {
+            "questions": without(dict(self.asked), [key.removeprefix("questions.") for key in QUESTION_PLACES]),
             "reading": self.reading(),
-            "model": None if self.small_model else model_fingerprint(self.config.model.name),
+            "model": None if self.small_model else model_fingerprint(self.model_settings["name"]),
+            "files": self.files,
         }
-        return content | ({"files": self.files} if any(self.files) else {})
 
     @cached_property
     def files(self) -> list[str]:
         """Hashes of the files of the questions, and of the solved ones shown before them; empty where there are none."""
-        splits = [self.config.answering.split, *(["train"] if self.config.answering.examples else [])]
+        splits = [self.answering.split, *(["train"] if self.answering.examples else [])]
         return [self.questions.fingerprint(split) for split in splits]
 
     @cached_property
     def questions(self) -> Questions:
         """The set of questions that ``questions=`` chooses; UserError where its files are missing."""
-        return instantiate(self.config.questions, _convert_="all")
+        return instantiate(self.asked, _convert_="all")
 
     def summary(self) -> Any:
         """Return the results, with those of questions whose answers stand at a known depth by depth."""
@@ -89,7 +91,7 @@ class Answer(ConfiguredArtefact, ArtefactInParts):
     def build(self, folder: Path) -> None:
         parts, done, usage = self.open_parts(folder), [], Usage()
         with Progress(total=sum(parts.sizes), unit="question", desc="answer") as bar:
-            self.run_parts(self, parts, bar)
+            self.lab.run_parts(self, parts, bar)
         for file in parts.files():
             content = json.loads(file.read_text())
             done += content["answers"]
@@ -112,31 +114,33 @@ class Answer(ConfiguredArtefact, ArtefactInParts):
 
     def examples(self) -> list[Example]:
         """Return the questions of the split; UserError if there are none."""
-        examples = list(self.questions.examples(self.config.answering.split))
+        examples = list(self.questions.examples(self.answering.split))
         if not examples:
-            raise UserError(f"questions: there are none in split {self.config.answering.split}")
+            raise UserError(f"questions: there are none in split {self.answering.split}")
         return examples
 
     def model(self) -> tuple[Any, Answerer]:
         """Return the model's tokenizer, and the model with its memories."""
-        name = str(self.small_model.path()) if self.small_model else self.config.model.name
-        return load_tokenizer(name), build_answerer(self.config, load_pretrained(name, self.config.model.dtype))
+        name = str(self.small_model.path()) if self.small_model else self.model_settings["name"]
+        settings = self.model_settings
+        model = load_pretrained(name, settings["dtype"])
+        return load_tokenizer(name), build_answerer(settings, self.eviction, model, self.hardware)
 
     def prompts(self, tokenizer: Any) -> PromptMaker:
         """Return what makes the prompts of questions."""
-        settings = self.config.answering
-        solved = solved_examples(self.config.questions, settings.examples)
+        settings = self.answering
+        solved = solved_examples(self.asked, settings.examples)
         return PromptMaker(tokenizer, settings, solved, self.is_guided)
 
     @property
     def is_guided(self) -> bool:
         """Whether a question decides what is kept of its text (model.prefill=guided)."""
-        return bool(self.config.model.prefill == "guided")
+        return bool(self.model_settings["prefill"] == "guided")
 
     @property
     def shares_texts(self) -> bool:
         """Whether a text is read once for all questions about it: none of them stands before it, or decides what is kept."""
-        return self.config.answering.order == "last" and not self.is_guided
+        return self.answering.order == "last" and not self.is_guided
 
     def answer(self, groups: list[list[Asked]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Return the answers to groups of questions, with whether they are right; the text of a group is read once."""
@@ -144,9 +148,9 @@ class Answer(ConfiguredArtefact, ArtefactInParts):
         texts, questions = zip(*(group[0][1] for group in groups), strict=True)
         reading = answerer.start([*texts], questions=[*questions])
         asked = [(text, *pair, pair is group[0]) for text, group in enumerate(groups) for pair in group]
-        for batch in batched(asked, self.config.answering.batch_size):
+        for batch in batched(asked, self.answering.batch_size):
             session = reading.ask([made.rest for _, _, made, _ in batch], [text for text, *_ in batch])
-            answers = greedy(session, tokenizer.eos_token_id, self.config.answering.max_new_tokens)
+            answers = greedy(session, tokenizer.eos_token_id, self.answering.max_new_tokens)
             for (_, example, made, first), tokens in zip(batch, answers, strict=True):
                 text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
                 lines.append(answer_line(example, text, made, first))
@@ -160,7 +164,7 @@ class AnswerParts(Parts):
     def __init__(self, answer: Answer, folder: Path):
         self.answer, self.folder = answer, folder
         self.examples = answer.examples()
-        self.batch_size = answer.config.answering.batch_size
+        self.batch_size = answer.answering.batch_size
         texts = groupby(enumerate(self.examples), key=lambda one: one[1].context if answer.shares_texts else one[0])
         self.sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), self.batch_size)]
         self.starts = [0, *accumulate(self.sizes)]
@@ -226,11 +230,11 @@ def by_depth(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def solved_examples(questions: DictConfig, count: int) -> list[Example]:
+def solved_examples(questions: dict[str, Any], count: int) -> list[Example]:
     """Return questions of train whose contexts are their facts alone; UserError if the set has no such contexts."""
     if not count:
         return []
     if "words" not in questions:
         raise UserError("answering.examples: these questions have no context of facts alone, set it to 0")
-    short = instantiate(OmegaConf.merge(questions, {"words": 0, "min_words": None, "count": count}), _convert_="all")
+    short = instantiate(questions | {"words": 0, "min_words": None, "count": count}, _convert_="all")
     return [*islice(short.examples("train"), count)]

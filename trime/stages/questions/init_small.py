@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 
+from trime.common.identity import Free
 from trime.data.byte_pairs import train_pieces
-from trime.lab.artefact import ConfiguredArtefact
+from trime.lab.artefact import Artefact, Lab
 from trime.lab.stage import Stage
 from trime.models.pretrained.tokenizer import END, PADDING, save_tokenizer
 from trime.stages.prepare import PreparedText
@@ -19,27 +20,30 @@ from trime.stages.prepare import PreparedText
 log = logging.getLogger(__name__)
 
 
-class InitSmall(ConfiguredArtefact):
-    """An untrained ``small.model`` with a tokenizer of ``small.vocabulary`` byte pairs, in the transformers format."""
+@dataclass(frozen=True, eq=False)
+class InitSmall(Artefact):
+    """An untrained small model with a tokenizer of ``vocabulary`` byte pairs, in the transformers format."""
 
-    kind, depends_on = "init_small", ("small.model", "small.vocabulary", "seed")
+    kind, format = "init_small", 2
 
-    def __init__(self, config: DictConfig, text: PreparedText):
-        super().__init__(config)
-        self.text = text
+    model: dict[str, Any]
+    vocabulary: int
+    seed: int
+    text: Free[PreparedText]  # the tokenizer learns from its lines, which need not be prepared
+    lab: Free[Lab]
 
-    def settings(self) -> Any:
-        return super().settings() | self.text.text_identity()
+    def identity(self) -> Any:
+        return super().identity() | self.text.text_identity()
 
     def build(self, folder: Path) -> None:
         documents = self.text.dataset.documents("train")
         lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
-        tokenizer = save_tokenizer(train_pieces(lines, self.config.small.vocabulary, special_tokens=[PADDING, END]), folder)
-        torch.manual_seed(self.config.seed)
-        small = instantiate(self.config.small.model, _convert_="all")
+        tokenizer = save_tokenizer(train_pieces(lines, self.vocabulary, special_tokens=[PADDING, END]), folder)
+        torch.manual_seed(self.seed)
+        small = instantiate(self.model, _convert_="all")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         model.save_pretrained(folder)
         log.info(f"init_small: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")
 
 
-INIT_SMALL = Stage("init_small", lambda graph: [InitSmall(graph.config, graph.corpus)], of_run=False)
+INIT_SMALL = Stage("init_small", lambda graph: [graph.initial_model], of_run=False)

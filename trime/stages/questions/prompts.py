@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig
-
+from trime.config.schema import Answering
 from trime.data.questions.base import SEPARATOR, Example, prompt, prompt_parts
 from trime.errors import UserError
 from trime.models.pretrained.tokenizer import encode_text, prompt_frame
@@ -30,7 +29,7 @@ class PromptMaker:
     the question decides what is kept of the text before it, so that the two are also told apart where it comes first as well.
     """
 
-    def __init__(self, tokenizer: Any, settings: DictConfig, solved: list[Example], is_guided: bool = False):
+    def __init__(self, tokenizer: Any, settings: Answering, solved: list[Example], is_guided: bool = False):
         self.tokenizer, self.settings, self.is_split = tokenizer, settings, is_guided or settings.order == "last"
         before, self.after = prompt_frame(tokenizer, settings.chat_template)
         shown = [f"{prompt(example, settings.order)} {example.answers[0]}{SEPARATOR}" for example in solved]

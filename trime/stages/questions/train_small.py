@@ -6,6 +6,7 @@ import logging
 import random
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from itertools import accumulate, chain, count, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,75 +14,77 @@ from typing import Any, TypeVar
 import pytorch_lightning as pl
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
 
-from trime.common.io import plain, write_json
+from trime.common.identity import Free
+from trime.common.io import write_json
 from trime.common.metrics import ResourceUsage
 from trime.common.types import Tensor
+from trime.config.schema import Small
 from trime.data.questions.base import Example, Questions, prompt
 from trime.errors import UserError
-from trime.lab.artefact import ConfiguredArtefact
-from trime.lab.config_hash import QUESTION_PLACES
-from trime.lab.settings import plain_settings, without
+from trime.lab.artefact import Artefact, Lab
+from trime.lab.config_hash import QUESTION_PLACES, without
 from trime.lab.stage import Stage
 from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
 from trime.stages.pretrained import is_pretrained
 from trime.training.answering import AnsweringModule, QuestionBatch
-from trime.training.precision import resolved_precision
-from trime.training.trainer import added_to_training, build_trainer, quiet, run_training
+from trime.training.trainer import TrainerSettings, quiet, run_training
 
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)
 
 SORTED_BATCHES = 16  # number of batches within which examples are sorted by length
-LEARNED = (  # settings of the model and of how it learns; small.updates is what experiments set train.updates to
-    *("small.model", "small.questions", "small.vocabulary", "small.batch", "small.facts_only_share"),
-    *("small.prompt_loss_weight", "small.order", "small.spread", "optimizer", "schedule"),
-)
 
 
-class TrainSmall(ConfiguredArtefact):
+@dataclass(frozen=True, eq=False)
+class TrainSmall(Artefact):
     """A small model that is trained to answer questions: model and tokenizer in the transformers format, ``train.json``."""
 
-    kind, format = "train_small", 2
-    depends_on = ("seed", *LEARNED, "train.updates", "train.clip_norm")
-    unhashed = ("questions", "train.checkpoint_every", "train.log_every", "trainer", "callbacks")
+    kind, format = "train_small", 3
 
-    def settings(self) -> Any:
+    small: Small
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
+    seed: int
+    trainer: TrainerSettings
+    questions: Free[dict[str, Any]]  # all questions of the answering task, over shorter contexts; recipe() says which
+    lab: Free[Lab]
+
+    def identity(self) -> Any:
         files = instantiate(self.questions, _convert_="all").fingerprint("train")
-        added = {"precision": resolved_precision(self.config)} | added_to_training(self.config)
-        return super().settings() | self.recipe() | added | ({"files": files} if files else {})
+        learned = {key: value for key, value in self.recipe().items() if key != "small"}
+        return super().identity() | learned | {"files": files}
 
     def recipe(self) -> dict[str, Any]:
         """Return what the model learned, and how: the settings that results report."""
-        return without(plain_settings(self.config, LEARNED), [f"small.{place}" for place in QUESTION_PLACES]) | {
-            "training_questions": without({"questions": plain(self.questions)}, QUESTION_PLACES)["questions"],
-            "updates": self.config.train.updates,
-            "clip": self.config.train.clip_norm,
+        places = [key.removeprefix("questions.") for key in QUESTION_PLACES]
+        small = {key: value for key, value in asdict(self.small).items() if key not in ("updates", "questions")}
+        return {
+            "small": small | {"questions": without(dict(self.small.questions), places)},
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+            "training_questions": without(dict(self.questions), places),
+            "updates": self.trainer.updates,
+            "clip": self.trainer.clip_norm,
         }
 
-    @property
-    def questions(self) -> DictConfig:
-        """The configuration of all questions of the answering task, over shorter contexts."""
-        return OmegaConf.merge(self.config.questions, self.config.small.questions, {"count": None})  # type: ignore[return-value]
-
     def build(self, folder: Path) -> None:
-        settings, questions = self.config.small, instantiate(self.questions, _convert_="all")
-        pl.seed_everything(self.config.seed, verbose=False)
+        settings, questions = self.small, instantiate(self.questions, _convert_="all")
+        pl.seed_everything(self.seed, verbose=False)
         tokenizer = train_word_level(vocabulary_texts(questions, settings.batch), settings.vocabulary, folder)
         small = instantiate(settings.model, _convert_="all")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
-        parameters, updates = sum(part.numel() for part in model.parameters()), self.config.train.updates
+        parameters, updates = sum(part.numel() for part in model.parameters()), self.trainer.updates
         log.info(f"train_small: {parameters:,} parameters, {updates:,} updates")
-        optimizer = instantiate(self.config.optimizer, _partial_=True, _convert_="all")
-        schedule = instantiate(self.config.schedule, _convert_="all")
-        task = AnsweringModule(model, optimizer, schedule, settings.prompt_loss_weight, self.config.seed)
-        without_context = instantiate(OmegaConf.merge(self.questions, {"words": 0, "min_words": None}), _convert_="all")
+        optimizer = instantiate(self.optimizer, _partial_=True, _convert_="all")
+        schedule = instantiate(self.schedule, _convert_="all")
+        task = AnsweringModule(model, optimizer, schedule, settings.prompt_loss_weight, self.seed)
+        without_context = instantiate(self.questions | {"words": 0, "min_words": None}, _convert_="all")
         first = round(settings.facts_only_share * updates)
         phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()
-        loader = ExampleLoader(phases, tokenizer, settings, self.config.seed)
+        loader = ExampleLoader(phases, tokenizer, settings, self.seed)
         with quiet():
-            trainer = build_trainer(self.stage, folder, self.config, [], {"devices": 1, "num_nodes": 1, "logger": False})
+            trainer = self.trainer.build(self.stage, folder, [], {"devices": 1, "num_nodes": 1, "logger": False})
             run_training(self.stage, trainer, task, loader, folder)
         model.save_pretrained(folder)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -104,7 +107,7 @@ class ExampleLoader:
     Each epoch draws new examples. Training resumes from the restored step.
     """
 
-    def __init__(self, phases: list[tuple[Questions, int]], tokenizer: Any, settings: DictConfig, seed: int):
+    def __init__(self, phases: list[tuple[Questions, int]], tokenizer: Any, settings: Small, seed: int):
         self.phases, self.tokenizer, self.settings, self.seed, self.step = phases, tokenizer, settings, seed, 0
         self.ends = set(tokenizer.convert_tokens_to_ids([".", "!", "?"]))
 
@@ -135,7 +138,7 @@ class ExampleLoader:
         prompts = [encode_prompt(tokenizer, prompt(row, settings.order)) for row in rows]
         answers = [[*encode_text(tokenizer, row.answers[0]), tokenizer.eos_token_id] for row in rows]
         longest = max(map(len, prompts)) + (max(map(len, answers)) if settings.spread else 0)
-        limit = settings.model.max_positions
+        limit = settings.model["max_positions"]
         if longest > limit:
             raise UserError(
                 f"a prompt has {longest} tokens: raise small.model.max_positions={limit} or lower small.questions.words"

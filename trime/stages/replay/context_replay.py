@@ -7,24 +7,20 @@ of the experiment's last row that reads no datastore, at its tuned temperatures.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
-from omegaconf import DictConfig
 
 from trime.errors import UserError
-from trime.lab.artefact import Artefact
-from trime.lab.parts import RunParts
 from trime.memory.inference.base import Memory, ReplayableMemory, StateScope, Window
 from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
 from trime.stages.replay.replay import Piece, Replay, ReplayedDocument, ReplayResult
-from trime.stages.scoring import SCORING, text_parts, windows_of
+from trime.stages.scoring import Scoring, text_parts, windows_of
 from trime.stages.tune import TunedRows
-from trime.training.processes import DEVICE
 
 NO_ROW = (
     "stages=[replay] needs a row of evaluate.rows with a memory that eviction= bounds and none that reads a datastore: "
@@ -32,20 +28,13 @@ NO_ROW = (
 )
 
 
+@dataclass(frozen=True, eq=False)
 class ContextReplay(Replay):
     """Replays policies of a row's memory over the encoded test split."""
 
-    depends_on = (*Replay.depends_on, *SCORING)
-    unhashed = DEVICE
-
-    def __init__(
-        self, config: DictConfig, policies: dict[str, DictConfig], encoded: Encode, tune: TunedRows, run_parts: RunParts
-    ):
-        super().__init__(config, policies, run_parts)
-        self.encoded, self.tune = encoded, tune
-
-    def needs(self) -> list[Artefact]:
-        return [self.encoded, self.tune]
+    encoded: Encode
+    tune: TunedRows
+    scoring: Scoring
 
     def row(self) -> tuple[MixtureSpec, str]:
         """Return the last row, at its best settings, whose memories hold the text being read, and its memory with a policy.
@@ -69,7 +58,7 @@ class ContextReplay(Replay):
         return [f"{self.row()[1]} memory"]
 
     def pieces(self, memory: str) -> list[Piece]:
-        if self.config.compatibility.sorted_windows:
+        if self.encoded.windowing.sorted:
             raise UserError("stages=[replay] reads text in its order: set compatibility.sorted_windows=false")
         scope = self.tune.memories.replayable[self.row()[1]].state_scope
         return [Piece(memory, part.name, part) for part in text_parts(self.encoded, scope)]
@@ -80,7 +69,7 @@ class ContextReplay(Replay):
         bounded = memories[name].state_scope != StateScope.CORPUS  # else one memory reads all documents
         windows = windows_of(self.encoded, piece.source)
         for _, group in groupby(windows, lambda window: int(window.contexts.positions.document[0]) if bounded else 0):
-            yield ContextDocument([*group], row, name, memories, self.config.evaluate.scaled_interpolation)
+            yield ContextDocument([*group], row, name, memories, self.scoring.scaled_interpolation)
 
 
 class ContextDocument:

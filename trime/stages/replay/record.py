@@ -7,56 +7,55 @@ can be replayed from them exactly, without the model.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
 
+from trime.common.identity import Free, identity_of
 from trime.common.io import write_json, write_tensors
 from trime.common.progress import Progress
 from trime.common.types import Tensor
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
-from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.artefact import Artefact, Lab
 from trime.lab.stage import Stage
 from trime.models.backbones.memorizing import KNNAttention
 from trime.models.network import Reader
 from trime.stages.encode import Encode
-from trime.stages.model_io import NETWORK, open_network
+from trime.stages.model_io import ModelSettings
 from trime.training.callbacks.staleness import memory_layers
-from trime.training.precision import resolved_precision
-from trime.training.processes import DEVICE, device_of
 
 NO_MEMORY = "stages=[record] needs a model with a built-in memory: experiment=memorizing"
 
 
-class Record(ConfiguredArtefact):
+@dataclass(frozen=True, eq=False)
+class Record(Artefact):
     """Query and key [tokens h d] of each memory layer, in ``00000.safetensors`` and so on, and ``record.json``."""
 
-    kind, depends_on = "record", ("evaluate.block", "evaluate.lines")
+    kind, format = "record", 2
     summary_file = "record.json"
-    unhashed = (*NETWORK, *DEVICE)
 
-    def __init__(self, config: DictConfig, encoded: Encode):
-        super().__init__(config)
-        self.encoded = encoded  # the same windows are read with an unlimited memory
+    encoded: Free[Encode]  # the same windows are read with an unlimited memory
+    block: int  # tokens of a window
+    lab: Free[Lab]
 
     def needs(self) -> list[Artefact]:
         return [self.encoded.corpus, self.encoded.model]
 
-    def settings(self) -> Any:
-        encoded = {key: value for key, value in self.encoded.settings().items() if key not in ("memory", "portion")}
-        return super().settings() | encoded | {"portion": self.encoded.portion._replace(dtype="")}
+    def identity(self) -> Any:
+        encoded = {key: value for key, value in self.encoded.identity().items() if key != "reading"}  # its size and policy
+        return super().identity() | encoded | {"portion": identity_of(replace(self.encoded.portion, dtype=""))}
 
     def build(self, folder: Path) -> None:
         corpus = self.encoded.corpus.corpus()
         text, windows = corpus.split(self.encoded.split), self.encoded.windows(corpus)
-        if "top_k" not in self.config.model.backbone.get("memory", {}):
+        if "top_k" not in self.encoded.settings.model["backbone"].get("memory", {}):
             raise UserError(NO_MEMORY)
-        network, description = open_network(self.encoded.model.path(), self.unlimited(windows))
-        device, backbone = device_of(self.config), network.backbone
+        network, description = self.unlimited(windows).open(self.encoded.model.path())
+        device, backbone = self.encoded.hardware.device, network.backbone
         network.to(device)
         layers = memory_layers(backbone)
         if not layers:
@@ -75,25 +74,24 @@ class Record(ConfiguredArtefact):
                     columns = {n: recorder.take() for n, recorder in recorders.items()}
                     write_tensors(file, {f"{n}.{name}": part for n, parts in columns.items() for name, part in parts.items()})
                 bar.update(int(windows.length[rows].sum()))
-        memory, evaluate = description["model"]["backbone"]["memory"], self.config.evaluate
-        same_search = memory["search"] == "exact" and not memory["per_head"] and not evaluate.lines
+        memory = description["model"]["backbone"]["memory"]
+        same_search = (
+            memory["search"] == "exact" and not memory["per_head"] and not getattr(self.encoded.windowing, "lines", False)
+        )
         content = {
             "layers": layers,
             "documents": len(documents),
-            "segment": int(evaluate.block),
-            "as_replayed": same_search and resolved_precision(self.config) == "32-true",  # so that a replay equals a run
+            "segment": self.block,
+            "as_replayed": same_search and self.encoded.hardware.precision == "32-true",  # so that a replay equals a run
         }
         write_json(folder / "record.json", content)
 
-    def unlimited(self, windows: Segments) -> DictConfig:
-        """Return the configuration with a first-in-first-out memory so large that no document fills it."""
-        longest = int((windows.start + windows.length).max())
-        step = math.lcm(16, int(self.config.model.backbone.memory.top_k))
-        changed = {
-            "model": {"memory_size": -(-longest // step) * step},
-            "eviction": {"_target_": "trime.memory.slots.eviction.fifo.FIFO"},
-        }
-        return OmegaConf.merge(self.config, {"eviction": None}, changed)  # type: ignore[return-value]
+    def unlimited(self, windows: Segments) -> ModelSettings:
+        """Return the settings of the model with a first-in-first-out memory so large that no document fills it."""
+        settings, longest = self.encoded.settings, int((windows.start + windows.length).max())
+        step = math.lcm(16, int(settings.model["backbone"]["memory"]["top_k"]))
+        size, fifo = -(-longest // step) * step, {"_target_": "trime.memory.slots.eviction.fifo.FIFO"}
+        return replace(settings, model=settings.model | {"memory_size": size}, eviction=fifo)
 
 
 class QueryKeyRecorder:

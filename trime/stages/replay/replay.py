@@ -10,23 +10,24 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
+from trime.common.identity import Free
 from trime.common.io import plain, write_json
 from trime.common.progress import Progress
 from trime.common.types import AttentionBlock, Float, Int, Tensor
 from trime.config.folder import CONF
 from trime.errors import UserError
-from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.artefact import Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, Parts, RunParts
-from trime.lab.settings import Keys
+from trime.lab.parts import ArtefactInParts, Parts
 from trime.memory.slots.bounded import BoundedMemory
 from trime.memory.slots.eviction.base import EvictionPolicy, topk_mask
 from trime.memory.slots.eviction.clairvoyant import Clairvoyant
@@ -62,24 +63,16 @@ class Piece(NamedTuple):
     source: Any
 
 
-class Replay(ConfiguredArtefact, ArtefactInParts):
+@dataclass(frozen=True, eq=False)
+class Replay(ArtefactInParts):
     """Retained mass, and loss for the long memory, by memory, policy and size: ``replay.json``."""
 
-    kind = "replay"
+    kind, format = "replay", 2
     summary_file = "replay.json"
-    depends_on: ClassVar[Keys] = ("replay.sizes",)
 
-    def __init__(self, config: DictConfig, policies: dict[str, DictConfig], run_parts: RunParts):
-        super().__init__(config)
-        self.policies, self.run_parts = policies, run_parts
-
-    def settings(self) -> Any:
-        return super().settings() | {"policies": {name: plain(policy) for name, policy in self.policies.items()}}
-
-    @property
-    def sizes(self) -> list[int]:
-        """The memory sizes, ascending."""
-        return sorted(set(plain(self.config.replay.sizes)))
+    sizes: list[int]  # of memories, ascending
+    policies: dict[str, Any]  # by name
+    lab: Free[Lab]
 
     def policy(self, name: str) -> EvictionPolicy:
         """Return a new policy."""
@@ -91,7 +84,7 @@ class Replay(ConfiguredArtefact, ArtefactInParts):
     def build(self, folder: Path) -> None:
         parts = self.open_parts(folder)
         with Progress(total=sum(parts.sizes), unit="text", desc="replay") as bar:
-            self.run_parts(self, parts, bar)
+            self.lab.run_parts(self, parts, bar)
         memories = [{"memory": memory, "rows": replay_rows(parts.documents(memory))} for memory in self.memories()]
         content = {"exact": self.exact(), "unit": self.unit(), "memories": memories}
         write_json(folder / "replay.json", content)
@@ -162,7 +155,7 @@ def replay_rows(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def replayed_policies(config: DictConfig) -> dict[str, DictConfig]:
+def replayed_policies(config: DictConfig) -> dict[str, Any]:
     """Return the configurations of ``replay.policies``; those with an initial score, at every c of ``replay.c``."""
     policies: dict[str, Any] = {}
     for name in config.replay.policies:
@@ -172,7 +165,7 @@ def replayed_policies(config: DictConfig) -> dict[str, DictConfig]:
             continue
         for c in config.replay.c:
             policies[f"{name} c={c:g}"] = OmegaConf.merge(policy, {"initial": {"c": c}})
-    return policies
+    return {name: plain(policy) for name, policy in policies.items()}
 
 
 def policy_config(config: DictConfig, name: str) -> DictConfig:
@@ -187,17 +180,12 @@ def policy_config(config: DictConfig, name: str) -> DictConfig:
     return merged.eviction
 
 
+@dataclass(frozen=True, eq=False)
 class KeyReplay(Replay):
     """Replays policies of the memory inside a model, from recorded queries and keys."""
 
-    depends_on = (*Replay.depends_on, "model.backbone.memory.top_k")
-
-    def __init__(self, config: DictConfig, policies: dict[str, DictConfig], record: Record, run_parts: RunParts):
-        super().__init__(config, policies, run_parts)
-        self.record = record
-
-    def needs(self) -> list[Artefact]:
-        return [self.record]
+    record: Record
+    top_k: int  # entries that a query attends to
 
     def exact(self) -> bool:
         information = self.record.summary()
@@ -211,9 +199,7 @@ class KeyReplay(Replay):
 
     def documents(self, piece: Piece) -> Iterator[ReplayedDocument]:
         segment = self.record.summary()["segment"]
-        yield KeyDocument(
-            load_file(piece.source), int(piece.memory.split()[-1]), segment, int(self.config.model.backbone.memory.top_k)
-        )
+        yield KeyDocument(load_file(piece.source), int(piece.memory.split()[-1]), segment, self.top_k)
 
 
 class KeyDocument:

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from trime.common.identity import Free
 from trime.common.io import read_json_lines, write_json
 from trime.data.questions.base import Example
-from trime.lab.artefact import Artefact, ConfiguredArtefact
-from trime.stages.graph import Graph
+from trime.lab.artefact import Artefact, Lab
+from trime.stages.questions.answer import Answer
 
 EXCERPT = 200  # characters around the last place of an answer
 
 
-class AnswerSamples(ConfiguredArtefact):
+@dataclass(frozen=True, eq=False)
+class AnswerSamples(Artefact):
     """``answer_samples.json``: the first correctly and the first incorrectly answered question, read once more."""
 
-    kind, stage, depends_on = "answer_samples", "answer", ("answering.counts",)
+    kind, stage, format = "answer_samples", "answer", 2
     summary_file = "answer_samples.json"
 
-    def __init__(self, graph: Graph):
-        super().__init__(graph.config)
-        self.graph = graph
-
-    def needs(self) -> list[Artefact]:
-        return [self.graph.answer]
+    answer: Answer
+    counts: str  # which answers are correct: exact_match or contained
+    lab: Free[Lab]
 
     def build(self, folder: Path) -> None:
-        answers = read_json_lines(self.graph.answer.path() / "answers.jsonl")
-        counts = {"exact_match": "right", "contained": "contained"}[self.config.answering.counts]
+        answers = read_json_lines(self.answer.path() / "answers.jsonl")
+        counts = {"exact_match": "right", "contained": "contained"}[self.counts]
         chosen = {answer[counts]: number for number, answer in reversed([*enumerate(answers)])}
-        examples = self.graph.answer.examples()
-        tokenizer, answerer = self.graph.answer.model()
-        make_prompt, samples = self.graph.answer.prompts(tokenizer), []
+        examples = self.answer.examples()
+        tokenizer, answerer = self.answer.model()
+        make_prompt, samples = self.answer.prompts(tokenizer), []
         for right in sorted(chosen, reverse=True):
             example, answer = examples[chosen[right]], answers[chosen[right]]
             made = make_prompt(example)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trime.common.identity import Free
 from trime.common.io import plain, write_json
 from trime.data.corpus import evenly_spaced
 from trime.decoding.generation import AttributedToken
-from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.lab.artefact import Artefact, Lab
 from trime.stages.graph import Graph
-from trime.stages.pretrained import is_pretrained
 from trime.stages.samples.annotated import annotate
 from trime.stages.samples.drawing import draw_all
 from trime.stages.samples.translation_samples import TranslationSamples
@@ -22,37 +23,37 @@ from trime.stages.samples.writers import Writer, last_row_memories
 from trime.stages.translation.graph import TranslationGraph
 
 
-class Samples(ConfiguredArtefact):
+@dataclass(frozen=True, eq=False)
+class Samples(Artefact):
     """``samples.json``: passages of the report page, read like prompts, with evaluation's windows and tuned memories."""
 
-    kind, stage, depends_on = "samples", "report", ("report.samples",)
-    format = 2  # 2: entries of the largest memory first, and how many agree
+    kind, stage, format = "samples", "report", 3
     summary_file = "samples.json"
-    unhashed = ("evaluate.block", "evaluate.context", "model", "report.samples.minutes")
 
-    def __init__(self, graph: Graph):
-        super().__init__(graph.config)
-        self.graph = graph
-
-    def needs(self) -> list[Artefact]:
-        return [self.graph.evaluate]
+    evaluate: Artefact
+    passages: int
+    before: int | None  # tokens read before a passage; None: as many as fill the memories
+    tokens: int  # of a passage
+    entries: int  # of memories, shown per token
+    minutes: Free[float | None]  # no further passage is drawn that would end later
+    graph: Free[Graph]
+    lab: Free[Lab]
 
     def build(self, folder: Path) -> None:
-        settings = plain(self.config.report.samples) | {"before": self.before()}
         text = self.graph.evaluated_corpus.corpus().split("test")
         draws = [
             partial(self.passage, document, text.tokens[begin:middle].tolist(), text.tokens[middle:end].tolist())
-            for document, begin, middle, end in passages(text.offsets, settings)
+            for document, begin, middle, end in passages(text.offsets, self.passages, self.tokens, self.tokens_before())
         ]
-        samples = draw_all(draws, folder, settings["minutes"], time.monotonic)
+        samples = draw_all(draws, folder, self.minutes, time.monotonic)
         write_json(folder / "samples.json", samples, ensure_ascii=False)
 
-    def before(self) -> int:
+    def tokens_before(self) -> int:
         """Return the number of tokens read before a passage; by default enough to fill the memories."""
-        if (before := self.config.report.samples.before) is not None:
-            return int(before)
-        row, evaluate = self.graph.tune.rows()[-1], self.config.evaluate
-        model_memory = plain(self.config.model.get("memory_size")) or 0
+        if self.before is not None:
+            return self.before
+        row, evaluate = self.graph.tune.rows()[-1], self.graph.config.evaluate
+        model_memory = plain(self.graph.config.model.get("memory_size")) or 0
         return max(*row.sizes, model_memory) + evaluate.block + evaluate.context
 
     def passage(self, document: int, before: list[int], tokens: list[int]) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class Samples(ConfiguredArtefact):
         for token in tokens:
             attribution, entries = writer.continuation.next()
             step = AttributedToken(token, attribution, entries, writer.continuation.network.attention_trace())
-            described.append(writer.describe_step(step, self.config.report.samples.entries))
+            described.append(writer.describe_step(step, self.entries))
             writer.continuation.read([token])
         texts = (writer.text(before + tokens[:count]) for count in range(1, len(tokens) + 1))
         annotated = annotate(described, texts, writer.text(before))
@@ -76,9 +77,13 @@ def samples_of(graph: Graph) -> Samples | TranslationSamples | None:
     config = graph.config
     if not config.report.samples.passages or not last_row_memories(graph) or holds_test(graph):
         return None
+    shown = plain(config.report.samples)
     if isinstance(graph, TranslationGraph):
-        return TranslationSamples(graph)
-    return None if is_pretrained(config) and plain(config.model.memory_size) else Samples(graph)
+        del shown["before"], shown["tokens"]
+        return TranslationSamples(graph.evaluate.translations, **shown, graph=graph, lab=graph.lab)
+    if graph.model_settings.reads_any_length:
+        return None
+    return Samples(graph.evaluate, **shown, graph=graph, lab=graph.lab)
 
 
 def holds_test(graph: Graph) -> bool:
@@ -87,20 +92,20 @@ def holds_test(graph: Graph) -> bool:
     return any(memory.fingerprint() == test for memory in graph.memories.stored.values())
 
 
-def passages(offsets: np.ndarray, settings: dict[str, int]) -> list[tuple[int, int, int, int]]:
+def passages(offsets: np.ndarray, count: int, tokens: int, before: int) -> list[tuple[int, int, int, int]]:
     """Return (document, begin of reading, begin of the passage, end) of passages spread evenly over long enough documents.
 
-    If no document is long enough, the longest one is used as far as it goes. ``settings`` has ``passages``, and the numbers
-    of ``tokens`` of a passage and of those read ``before`` it.
+    If no document is long enough, the longest one is used as far as it goes. There are ``count`` passages of ``tokens`` tokens,
+    with ``before`` tokens read before each.
     """
     lengths = np.diff(offsets)
-    long = np.flatnonzero(lengths >= settings["before"] + settings["tokens"])
+    long = np.flatnonzero(lengths >= before + tokens)
     long = long if len(long) else np.array([lengths.argmax()])
     edges, result = np.cumsum([0, *lengths[long]]), []
-    for place in evenly_spaced(int(edges[-1]), settings["passages"]):
+    for place in evenly_spaced(int(edges[-1]), count):
         which = int(np.searchsorted(edges, place, side="right")) - 1
         first, last = int(offsets[long[which]]), int(offsets[long[which] + 1])
-        end = min(last, first + max(place - int(edges[which]), settings["before"]) + settings["tokens"])
-        middle = max(first, end - settings["tokens"])
-        result.append((int(long[which]), max(first, middle - settings["before"]), middle, end))
+        end = min(last, first + max(place - int(edges[which]), before) + tokens)
+        middle = max(first, end - tokens)
+        result.append((int(long[which]), max(first, middle - before), middle, end))
     return list(dict.fromkeys(result))

@@ -31,10 +31,8 @@ from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import rows_of
 from trime.stages.evaluate import policy_name
 from trime.stages.graph import Graph
-from trime.stages.model_io import open_network
 from trime.stages.pretrained import build_answerer, is_pretrained
 from trime.stages.samples.stored_text import CONTEXT, StoredText
-from trime.training.processes import device_of
 
 
 class GeneratedToken(NamedTuple):
@@ -120,7 +118,7 @@ class LongWriter:
                 "model.prefill=guided needs a question about a text: set model.prefill=chunked or whole to generate"
             )
         model = load_pretrained(source, self.config.model.dtype)
-        self.answerer = build_answerer(graph.config, model)
+        self.answerer = build_answerer(plain(graph.config.model), plain(graph.config.eviction), model, graph.hardware)
         self.prompt: list[int] = []
         self.written: list[int] = []
         policy, size = policy_name(plain(self.config.eviction)), self.config.model.memory_size
@@ -167,12 +165,12 @@ class Writer:
         self.tokenizer: Tokenizer = graph.corpus.dataset.tokenizer
         self.row = tuned_last_row(graph)
         self.label = self.row.label
-        network, described = open_network(graph.model.path(), config)
+        network, described = graph.model_settings.open(graph.model.path())
         if described["vocabulary_fingerprint"] != self.vocabulary.fingerprint:
             raise UserError(
                 "the model was trained with another vocabulary than the dataset's: name the dataset it was trained on"
             )
-        device = device_of(config)
+        device = graph.hardware.device
         prompt = {"text": None, "bounded": True, "split": "prompt"}
         memories = graph.memories.open_all(prompt, list(self.row.sizes), self.row.memories)
         evaluate = config.evaluate

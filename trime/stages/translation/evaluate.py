@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
+from trime.common.identity import Free
 from trime.common.io import write_json
-from trime.lab.artefact import Artefact
+from trime.lab.artefact import Lab
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.translation.translate import Translate
 
 
+@dataclass(frozen=True, eq=False)
 class EvaluateTranslations(TestResults):
     """Loss and BLEU of every row on the test split: ``rows.json``."""
 
     kind, stage = "evaluate_translations", "evaluate"
 
-    def __init__(self, config: DictConfig, losses: Evaluate, translations: Translate):
-        super().__init__(config)
-        self.losses, self.translations = losses, translations
-
-    def needs(self) -> list[Artefact]:
-        return [self.losses, self.translations]
+    losses: Evaluate
+    translations: Translate
+    lab: Free[Lab]
 
     def build(self, folder: Path) -> None:
         results = [row | bleu for row, bleu in zip(self.losses.rows(), self.translations.scores(), strict=True)]

@@ -8,12 +8,13 @@ from functools import cached_property
 from omegaconf import DictConfig, OmegaConf
 
 from trime.common.io import plain
+from trime.decoding.translator import SearchSettings
 from trime.errors import UserError
-from trime.stages.evaluate import Evaluate
+from trime.stages.encode import Encode
 from trime.stages.graph import Graph
 from trime.stages.memories import Memories
-from trime.stages.mixture import build_tune
 from trime.stages.prepare import VocabularySettings
+from trime.stages.training_task import task_settings
 from trime.stages.translation.evaluate import EvaluateTranslations
 from trime.stages.translation.import_checkpoint import Dictionaries, ImportTranslation
 from trime.stages.translation.prepare import PreparePairs
@@ -27,8 +28,6 @@ from trime.stages.tune import TunedRows
 class TranslationGraph(Graph):
     """Data flow of parallel text, with K chosen by BLEU on valid."""
 
-    training = TranslationTraining
-    windows = SentenceWindows
     importer = ImportTranslation
     cuts_segments = False
 
@@ -55,23 +54,47 @@ class TranslationGraph(Graph):
         tunes = {k: self.tune_at(k) for k in ks}
         rows = self.table
         first = next((number for number, row in enumerate(rows) if row.memories), len(rows))
-        without_memory = Translate(self.config, self.valid, tunes[ks[0]], self.run_parts, slice(0, first))
-        with_memory = {
-            k: Translate(self.config, self.valid, tune, self.run_parts, slice(first, None)) for k, tune in tunes.items()
-        }
-        return TuneByBleu(self.config, tunes, without_memory, with_memory)
+        without_memory = self.translate(self.valid, tunes[ks[0]], 0, first)
+        with_memory = {k: self.translate(self.valid, tune, first, None) for k, tune in tunes.items()}
+        return TuneByBleu(tunes, without_memory, with_memory, self.lab)
 
     def tune_at(self, k: int) -> TunedRows:
         """Return the tuned temperatures and interpolation shares when K entries are retrieved."""
         config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
-        memories = Memories(self.table, replace(self.sources, config=config))
-        return build_tune(config, self.table, self.valid, memories, self.run_parts)
+        return self.tune_with(Memories(self.table, replace(self.sources, config=config)))
+
+    def translate(self, encoded: Encode, tune: TunedRows, first: int = 0, last: int | None = None) -> Translate:
+        """Return the translations of a split by some rows of the table."""
+        return Translate(encoded, tune, first, last, self.search, self.lab)
+
+    @cached_property
+    def search(self) -> SearchSettings:
+        """How translations are searched for."""
+        names = ("beam", "length_penalty", "min_length", "sentences", "unweighted_external", "batch_size")
+        settings = {name: self.config.translation[name] for name in names}
+        limits, scaled = tuple(self.config.translation.max_length), self.config.evaluate.scaled_interpolation
+        return SearchSettings(**settings, max_length=limits, scaled_interpolation=scaled, hardware=self.hardware)
+
+    def training_task(self) -> TranslationTraining:
+        translation = self.config.translation
+        by_bleu = self.config.train.keep == "best" and translation.best_by == "bleu"
+        return TranslationTraining(
+            **task_settings(self.config),
+            smoothing=translation.smoothing,
+            joined_dictionary=translation.joined_dictionary,
+            best_by=replace(self.search, unweighted_external=False) if by_bleu else None,
+        )
+
+    def lengths_in_training(self) -> dict[str, int]:
+        return {}  # it reads whole sentences
+
+    def windows(self, config: DictConfig, for_datastore: bool) -> SentenceWindows:
+        return SentenceWindows()
 
     @cached_property
     def evaluate(self) -> EvaluateTranslations:
         """The results on the test split."""
-        losses = Evaluate(self.config, self.test, self.tune, self.run_parts)
-        return EvaluateTranslations(self.config, losses, Translate(self.config, self.test, self.tune, self.run_parts))
+        return EvaluateTranslations(self.losses, self.translate(self.test, self.tune), self.lab)
 
     @property
     def largest_k(self) -> int:

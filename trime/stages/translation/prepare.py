@@ -10,6 +10,7 @@ from typing import Any
 
 from hydra.utils import instantiate
 
+from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.corpus import build_corpus, symbol_counts
@@ -19,7 +20,6 @@ from trime.data.parallel.corpus import CUT, PIECES, ParallelCorpus
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.lab.artefact import Free
 from trime.stages.prepare import PreparedText, log_statistics
 from trime.stages.translation.import_checkpoint import Dictionaries
 

@@ -3,59 +3,44 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
+from trime.common.identity import Free
 from trime.common.io import read_json_lines, write_atomically, write_json
 from trime.common.metrics import ResourceUsage, Usage
 from trime.common.progress import Progress
 from trime.data.corpus import evenly_spaced
 from trime.data.parallel.corpus import ParallelCorpus
-from trime.decoding.translator import Translator
-from trime.lab.artefact import Artefact, ConfiguredArtefact
+from trime.decoding.translator import SearchSettings, Translator
+from trime.lab.artefact import Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, Parts, RunParts
+from trime.lab.parts import ArtefactInParts, Parts
 from trime.models.network import Network
 from trime.stages.encode import Encode
-from trime.stages.model_io import NETWORK, open_network
 from trime.stages.tune import TunedRows
-from trime.training.processes import DEVICE, device_of
-
-ALONE = (
-    "beam",
-    "length_penalty",
-    "min_length",
-    "max_length",
-    "sentences",
-)  # of translation: what decides texts of the model alone
-SEARCH = (*ALONE, "unweighted_external")  # and of the model with memories
 
 
-class Translate(ConfiguredArtefact, ArtefactInParts):
+@dataclass(frozen=True, eq=False)
+class Translate(ArtefactInParts):
     """Translations of a split by some rows of a table, in ``row-N.jsonl``, and their BLEU, in ``bleu.json``."""
 
-    kind = "translate"
+    kind, format = "translate", 2
     summary_file = "bleu.json"
-    depends_on = (*(f"translation.{name}" for name in SEARCH), "evaluate.scaled_interpolation")
-    unhashed = ("translation.batch_size", *NETWORK, *DEVICE)
 
-    def __init__(self, config: DictConfig, encoded: Encode, tune: TunedRows, run_parts: RunParts, rows: slice = slice(None)):
-        super().__init__(config)
-        self.encoded, self.tune, self.run_parts, self.rows = encoded, tune, run_parts, rows
+    encoded: Encode
+    tune: TunedRows
+    first: int  # the rows that translate, from the first to before the last; None: all others
+    last: int | None
+    search: SearchSettings
+    lab: Free[Lab]
 
     @property
     def stage(self) -> str:
         return "evaluate" if self.encoded.split == "test" else "tune"
-
-    def needs(self) -> list[Artefact]:
-        return [self.encoded, self.tune]
-
-    def settings(self) -> Any:
-        return super().settings() | {"rows": [self.rows.start, self.rows.stop]}
 
     @property
     def corpus(self) -> ParallelCorpus:
@@ -70,7 +55,7 @@ class Translate(ConfiguredArtefact, ArtefactInParts):
     def build(self, folder: Path) -> None:
         parts, results = self.open_parts(folder), []
         with Progress(total=sum(parts.sizes), unit="sentence", desc=f"translate {self.encoded.split}") as bar:
-            self.run_parts(self, parts, bar)
+            self.lab.run_parts(self, parts, bar)
         for number, files in parts.files_by_row().items():
             contents, usage = [json.loads(file.read_text()) for file in files], Usage()
             for content in contents:
@@ -88,12 +73,12 @@ class Translate(ConfiguredArtefact, ArtefactInParts):
         row = self.tune.rows()[number]
         memories = self.tune.for_row(number).memories.open_all(self.encoded.summary(), [], row.memories)
         nearest = next((memory.nearest for memory in memories.values()), None)
-        return Translator(self.network, row, nearest, self.corpus, self.config)
+        return Translator(self.network, row, nearest, self.corpus, self.search)
 
     @cached_property
     def network(self) -> Network:
         """The model that translates."""
-        return open_network(self.encoded.model.path(), self.config)[0].to(device_of(self.config))
+        return self.encoded.settings.open(self.encoded.model.path())[0].to(self.search.hardware.device)
 
     def scores(self) -> list[dict[str, Any]]:
         """Return BLEU of every row."""
@@ -120,10 +105,10 @@ class TranslatedBatches(Parts):
 
     def __init__(self, translate: Translate, folder: Path):
         self.translate, self.folder, corpus = translate, folder, translate.corpus
-        settings, self.source = translate.config.translation, corpus.sources.split(translate.encoded.split)
+        settings, self.source = translate.search, corpus.sources.split(translate.encoded.split)
         self.references = corpus.references(translate.encoded.split)[: settings.sentences]
         edges = [*range(0, len(self.references), settings.batch_size), len(self.references)]
-        rows = [*range(len(translate.tune.rows()))][translate.rows]
+        rows = [*range(len(translate.tune.rows()))][translate.first : translate.last]
         self.batches = [(row, low, high) for row in rows for low, high in pairwise(edges)]
         self.sizes = [high - low for _, low, high in self.batches]
         self.latest: tuple[int, Translator] | None = None  # with its row

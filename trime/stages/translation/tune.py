@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
+from trime.common.identity import Free
 from trime.common.io import write_json
-from trime.lab.artefact import Artefact
+from trime.lab.artefact import Lab
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.scoring.mixture_spec import MixtureSpec
+from trime.stages.encode import Encode
+from trime.stages.memories import Memories
 from trime.stages.translation.translate import Translate
 from trime.stages.tune import TunedRows
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, eq=False)
 class TuneByBleu(TunedRows):
     """Tunes K: every row with memory gets the K whose translations of valid have the highest BLEU (``tuned.json``).
 
@@ -26,20 +29,20 @@ class TuneByBleu(TunedRows):
     other rows at each K, each with its own best temperatures or its own fitted mixture.
     """
 
-    kind, stage, format = "tune_bleu", "tune", 3
+    kind, stage, format = "tune_bleu", "tune", 4
 
-    def __init__(
-        self, config: DictConfig, tunes: dict[int, TunedRows], without_memory: Translate, with_memory: dict[int, Translate]
-    ):
-        first = next(iter(tunes.values()))
-        super().__init__(config, first.encoded, first.memories)
-        self.tunes, self.without_memory, self.with_memory = tunes, without_memory, with_memory
+    tunes: dict[int, TunedRows]
+    without_memory: Translate
+    with_memory: dict[int, Translate]
+    lab: Free[Lab]
 
-    def needs(self) -> list[Artefact]:
-        return [*self.tunes.values(), self.without_memory, *self.with_memory.values()]
+    @property
+    def encoded(self) -> Encode:  # type: ignore[override]
+        return next(iter(self.tunes.values())).encoded
 
-    def settings(self) -> Any:
-        return super().settings() | {"k": list(self.tunes)}
+    @property
+    def memories(self) -> Memories:  # type: ignore[override]
+        return next(iter(self.tunes.values())).memories
 
     def build(self, folder: Path) -> None:
         rows, first = self.without_memory.scores(), next(iter(self.tunes.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from trime.data.corpus import Corpus
@@ -11,6 +12,7 @@ from trime.errors import UserError
 from trime.stages.windows import Portion, Windows
 
 
+@dataclass(frozen=True)
 class SentenceWindows(Windows):
     """Windows of one target sentence each, read with its source, as many as fit in the budget."""
 

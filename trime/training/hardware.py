@@ -1,0 +1,99 @@
+"""The devices of a run, and the precision in which models compute on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trime.common.identity import Free
+from trime.errors import UserError
+
+NODE = "NODE_RANK"  # the variable with the number of this machine
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The section ``trainer``: where models run. Of its fields only ``precision``, Lightning's name of it, changes a result."""
+
+    precision: str
+    accelerator: Free[str] = "auto"
+    devices: Free[int | str] = "auto"  # of a machine
+    num_nodes: Free[int] = 1  # machines
+    strategy: Free[str] = "ddp"
+    progress_bar: Free[bool] = True
+
+    @classmethod
+    def of(cls, trainer: Any) -> Hardware:
+        """Return the hardware of a section ``trainer``; the precision "auto" is bf16 if the device supports it."""
+        precision = str(trainer.precision)
+        if precision == "auto":
+            on_cuda = torch.cuda.is_available() and trainer.accelerator != "cpu"
+            precision = "bf16-mixed" if on_cuda and torch.cuda.is_bf16_supported() else "32-true"
+        places = trainer.accelerator, trainer.devices, int(trainer.num_nodes), trainer.strategy
+        return cls(precision, *places, trainer.enable_progress_bar)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that models run on."""
+        return torch.device("cuda" if torch.cuda.is_available() and self.accelerator != "cpu" else "cpu")
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which a trained model computes: bfloat16 on a CUDA device, if that is the precision."""
+        kind = self.device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda" and self.precision.startswith("bf16"))
+
+    @property
+    def device_count(self) -> int:
+        """How many devices of this machine train."""
+        if self.devices != "auto":
+            return int(self.devices)
+        return max(1, torch.cuda.device_count()) if self.accelerator != "cpu" else 1
+
+    @property
+    def world_size(self) -> int:
+        """How many devices train on all machines together."""
+        return self.num_nodes * self.device_count
+
+    @property
+    def node_rank(self) -> int:
+        """The number of this machine, from 0; UserError if the environment does not define it."""
+        if self.num_nodes == 1:
+            return 0
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", NODE) if not os.environ.get(name)]
+        if missing:
+            raise UserError(
+                f"trainer.num_nodes={self.num_nodes} needs {' and '.join(missing)} in the environment of the same command on "
+                "every machine: the first machine's address, a free port of it, and the number of this machine, from 0"
+            )
+        number = os.environ[NODE]
+        if not number.isdigit() or int(number) >= self.num_nodes:
+            last = self.num_nodes - 1
+            raise UserError(f"{NODE}={number} of trainer.num_nodes={self.num_nodes} machines: it counts them from 0 to {last}")
+        return int(number)
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether another process writes the files: the first one, or that of the first machine."""
+        launched = torch.distributed.is_torchelastic_launched()
+        return int(os.environ["RANK"]) > 0 if launched else self.node_rank > 0
+
+
+@contextmanager
+def training_products(device: torch.device, precision: str) -> Iterator[None]:
+    """Let a CUDA device multiply float32 matrices as TF32, of 10 bits, in a training in bfloat16 (7 bits) or half precision.
+
+    What such a training computes in float32, above all the scores of its memory, comes from products that were rounded to
+    fewer bits.
+    """
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda" and precision.startswith(("bf16", "16")) and before == "highest":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
