@@ -20,8 +20,8 @@ from tests.conftest import NO_PICTURES
 from trime.errors import UserError
 from trime.lab import command_line
 from trime.lab.command_line import format_error, message_of
-from trime.lab.job_results import JobResult
 from trime.lab.runner import run
+from trime.lab.sweep import JobResult
 from trime.stages import encode
 from trime.stages.datastore import check_index, check_index_factory
 from trime.stages.graph import Graph

@@ -6,23 +6,18 @@ import difflib
 import errno
 import os
 import re
-import shlex
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences a harmless warning of the gradient reducer
 
 import hydra
 import yaml
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import trime.config.register  # noqa: F401  what conf/config.yaml refers to
@@ -31,89 +26,11 @@ from trime.config.check import validate
 from trime.config.folder import CONF, PROGRAM
 from trime.config.help import groups, schema_entries
 from trime.errors import UserError, install_command
-from trime.lab.forecast import count_runs, forecast
-from trime.lab.job_results import JobResult, in_worker_process, read_job_results, write_job_result
+from trime.lab.sweep import Jobs, read_job_results, report_jobs
 
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 LOST_JOBS = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")  # of joblib and submitit
-
-
-def run_job(config: DictConfig) -> tuple[float | None, JobResult]:
-    """Run one job; return its loss, which sweepers minimise, and its result. If it fails, the other jobs still run."""
-    from trime.lab.runner import run  # imported late, so that --help and a wrong override answer at once
-
-    number = OmegaConf.select(HydraConfig.get(), "job.num", default=0)  # type: ignore[arg-type]
-    try:
-        outcome = run(config)
-    except Exception as error:
-        message = format_error(error)
-        print(f"error: {message}", file=sys.stderr)
-        return None, JobResult(number, error=message)
-    overrides = tuple(HydraConfig.get().overrides.task)
-    folders = tuple(map(str, outcome.folders))
-    return outcome.loss, JobResult(number, OmegaConf.to_yaml(config), None, folders, outcome.loss, overrides, outcome.made)
-
-
-def run_jobs() -> list[JobResult]:
-    """Run the command's single job, or every job of its sweep, and return their results."""
-    results: list[JobResult] = []
-    seconds: list[float | None] = []
-
-    @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
-    def job(config: DictConfig) -> float | None:
-        started, runs = time.perf_counter(), 0 if in_worker_process() else runs_of_sweep()
-        if runs > 1 and not seconds:
-            print(f"{runs} runs; those that share a model train it once, and each says how long the rest will take", flush=True)
-        loss, result = run_job(config)
-        seconds.append(time.perf_counter() - started if result.made else None)
-        if runs > 1:
-            print(forecast(seconds, runs), flush=True)
-        if in_worker_process():
-            write_job_result(result)
-        else:
-            results.append(result)
-        return loss
-
-    error: str | None = None
-    try:
-        job()
-    except (HydraException, OmegaConfBaseException):
-        raise
-    except Exception as raised:
-        if type(raised).__name__ in LOST_JOBS:
-            error = f"the process of a job died ({one_line(raised)[:200]}): the same command resumes"
-        else:
-            error = format_error(raised)
-        print(f"error: {error}", file=sys.stderr)
-    return [*results, *results_of_workers(), *([JobResult(-1, error=error)] if error else [])]
-
-
-def results_of_workers() -> Iterator[JobResult]:
-    """Yield the results of jobs in other processes, and print their errors: launchers write a job's own output to files."""
-    for result in read_job_results():
-        if result.error:
-            print(f"error: job {result.number}: {result.error}", file=sys.stderr)
-        yield result
-
-
-def report_jobs(results: list[JobResult]) -> bool:
-    """Report all runs of a sweep together, or the best of a search; return True if every job and the report succeeded."""
-    from trime.lab.runner import report_sweep
-    from trime.lab.search import report_best
-
-    finished = [result for result in results if result.settings]
-    try:
-        config = OmegaConf.create(str(finished[-1].settings)) if finished else None
-        if config and config.search:
-            report_best(finished)
-        elif config:
-            folders = [Path(folder) for result in finished for folder in result.folders]
-            report_sweep(config, folders, shlex.join([*PROGRAM, *sys.argv[1:]]))  # type: ignore[arg-type]
-    except Exception as error:
-        print(f"error: {format_error(error)}", file=sys.stderr)
-        return False
-    return not any(result.error for result in results)
 
 
 def format_error(error: BaseException) -> str:
@@ -121,7 +38,10 @@ def format_error(error: BaseException) -> str:
     causes = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
-    if any(is_full_disk(cause) for cause in causes):
+    messages = map(str, causes)
+    full = any(getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for cause in causes)
+    # safetensors, FAISS and NumPy's tofile say it in words
+    if full or any(re.search("No space left|os error 28|write error in|requested and .* written", text) for text in messages):
         file = getattr(error, "filename2", None) or getattr(error, "filename", None) or "while writing"
         return f"the disk is full ({file}): free space or set paths.outputs and paths.data; the same command resumes"
     for cause in reversed(causes):
@@ -137,24 +57,11 @@ def format_error(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.errno in UNWRITABLE:
             remedy = "if it is to be written, choose another folder with paths.outputs, paths.data or report.keep"
             return f"{cause.strerror}: {cause.filename}: {remedy}"
-    if is_sweep_error(error):
+    source = Path(traceback.extract_tb(error.__traceback__)[-1].filename)  # Hydra, a sweeper or a launcher, not a job
+    from_plugin = not {"hydra", "hydra_plugins", "optuna", "joblib", "submitit"}.isdisjoint(source.parts)
+    if from_plugin and isinstance(error, ValueError | NotImplementedError | AssertionError):
         return f"{one_line(error)}{advice(sys.argv[1:]) or ': see hydra.sweeper and hydra.launcher'}"
     raise error
-
-
-def is_sweep_error(error: BaseException) -> bool:
-    """Return True if Hydra, a sweeper or a launcher raised the error itself, not a job."""
-    source = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    from_plugin = not {"hydra", "hydra_plugins", "optuna", "joblib", "submitit"}.isdisjoint(source.parts)
-    return from_plugin and isinstance(error, ValueError | NotImplementedError | AssertionError)
-
-
-def is_full_disk(error: BaseException) -> bool:
-    """Return True for a disk or a quota that is used up, also as safetensors, NumPy and FAISS report it."""
-    text = str(error)
-    short_write = "requested and" in text and "written" in text  # NumPy's tofile
-    reported = "No space left" in text or "os error 28" in text or "write error in" in text
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or short_write or reported
 
 
 def one_line(error: BaseException) -> str:
@@ -166,29 +73,6 @@ def limit_threads(words: list[str]) -> None:
     """Tell the libraries of ``threads=N`` before they are imported: their pools are made then."""
     counts = [word.partition("=")[2] for word in words if re.fullmatch(r"threads=[1-9]\d*", word)]
     os.environ.update({name: counts[-1] for name in THREADS if counts})
-
-
-def is_read(stream: TextIO) -> bool:
-    """Return whether what is written to a stream goes anywhere, unlike that of ``stages=[list] | head``."""
-    try:
-        stream.flush()  # what could not be written is still to be flushed
-    except BrokenPipeError:
-        return False
-    return True
-
-
-def settings_among(words: list[str]) -> list[str]:
-    """Return the words of a command line that set something, without flags."""
-    return [word for word in words if "=" in word and not word.startswith("-")]
-
-
-def runs_of_sweep() -> int:
-    """Return how many runs the sweep has that is running, with the choices of its table; 0 for a search and a single run."""
-    hydra_config = HydraConfig.get()
-    if hydra_config.mode != RunMode.MULTIRUN or not hydra_config.sweeper._target_.endswith(".BasicSweeper"):
-        return 0
-    choices = [f"{name}={value}" for name, value in (hydra_config.sweeper.params or {}).items()]
-    return count_runs([*choices, *settings_among(sys.argv[1:])])
 
 
 def is_about_runs(words: list[str]) -> bool:
@@ -248,21 +132,43 @@ def advice(words: list[str]) -> str:
     return ""
 
 
-def settings_of_choices() -> Iterator[str]:
-    """Yield the keys that the files of groups set, as model.width and model.backbone.layers."""
+def settings_of_choices() -> set[str]:
+    """Return the keys that the files of groups set, as model.width and model.backbone.layers."""
+
+    def keys_of(content: Any, place: str) -> Iterator[str]:
+        for name, value in content.items() if isinstance(content, dict) else ():
+            yield f"{place}{name}"
+            yield from keys_of(value, f"{place}{name}.")
+
+    found: set[str] = set()
     for group, files in groups().items():
         for text in (file.read_text(encoding="utf-8") for file in files.values()):
             package = re.match(r"# @package (\S+)", text)
             place = package[1] if package else group
             if place != "_global_":
-                yield from keys_of(yaml.safe_load(text), f"{place}.")
+                found.update(keys_of(yaml.safe_load(text), f"{place}."))
+    return found
 
 
-def keys_of(content: Any, place: str) -> Iterator[str]:
-    """Yield the dotted keys of plain data, below ``place``, at any depth."""
-    for name, value in content.items() if isinstance(content, dict) else ():
-        yield f"{place}{name}"
-        yield from keys_of(value, f"{place}{name}.")
+def run_jobs() -> bool:
+    """Run the command's single job, or every job of its sweep, and report them; return True if all of it succeeded."""
+    jobs, failed = Jobs(format_error), False
+    try:
+        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(jobs)()
+    except (HydraException, OmegaConfBaseException):
+        raise
+    except Exception as error:
+        died = f"the process of a job died ({one_line(error)[:200]}): the same command resumes"
+        message = died if type(error).__name__ in LOST_JOBS else format_error(error)
+        print(f"error: {message}", file=sys.stderr)
+        failed = True
+    results = [*jobs.results, *read_job_results()]
+    try:
+        report_jobs(results)
+    except Exception as error:
+        print(f"error: {format_error(error)}", file=sys.stderr)
+        failed = True
+    return not failed and not any(result.error for result in results)
 
 
 def main() -> int:
@@ -271,7 +177,7 @@ def main() -> int:
     try:
         if is_about_runs(sys.argv[1:]):
             return look_after(sys.argv[1:])
-        return 0 if report_jobs(run_jobs()) else 1
+        return 0 if run_jobs() else 1
     except (HydraException, OmegaConfBaseException) as error:
         plugins = ("hydra/sweeper/optuna", "hydra/launcher/joblib", "hydra/launcher/submitit")
         not_installed = any(name in str(error) for name in plugins)
@@ -279,10 +185,12 @@ def main() -> int:
         print(f"error: {message_of(error, sys.argv[1:])} ({remedy})", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        if is_read(sys.stdout):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is flushed to the pipe at exit
-        return 141
+        try:
+            sys.stdout.flush()  # what could not be written is still to be flushed
+        except BrokenPipeError:  # as of `stages=[list] | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is flushed to the pipe at exit
+            return 141
+        raise
     except KeyboardInterrupt:
         print("interrupted: the same command resumes", file=sys.stderr)
         return 130

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trime.lab.forecast import count_runs, duration, forecast
+from trime.lab.sweep import count_runs, duration, forecast
 
 MINUTE = 60.0
 
