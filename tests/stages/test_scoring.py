@@ -101,7 +101,7 @@ def test_parts_begin_where_nothing_is_carried(
     config = tiny("experiment=cache", *text, f"paths.outputs={tmp_path}/outputs", "stages=[prepare,fit,encode]")
     run(config)
     encoded = Graph(config).valid
-    windows = [*read_windows(encoded.path(), scoring.device_of(config))]
+    windows = [*read_windows(encoded.path(), encoded.hardware.device)]
     monkeypatch.setattr(scoring, "PART", 100)
     for carried in StateScope:
         parts = text_parts(encoded, carried)

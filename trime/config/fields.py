@@ -7,6 +7,7 @@ configuration is checked.
 from __future__ import annotations
 
 import copy
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -48,6 +49,17 @@ def check_rising(values: Any) -> Any:
     return values
 
 
+def matching(pattern: str) -> Callable[[Any], Any]:
+    """Return a function that returns text which matches a pattern as a whole; ValueError for any other."""
+
+    def check(text: Any) -> Any:
+        if isinstance(text, str) and not re.fullmatch(pattern, text):
+            raise ValueError
+        return text
+
+    return check
+
+
 Count = Annotated[int, Ge(1)]
 Size = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
@@ -55,6 +67,9 @@ NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 Dropout = Annotated[float, Ge(0), Lt(1)]
 Tokens = Annotated[int, Ge(1), Read(read_tokens, " (or as 500, 30k, 1.5M)")]
+Folder = Annotated[str, Read(matching(r"(?!\w+://).+"), ", a folder of this machine or of a disk that it has mounted")]
+Name = Annotated[str, Read(matching(r"[^./\0][^/\0]*"), ", a name rather than a path")]
+Address = Annotated[str, Read(matching(r"auto|.+:.+"), ", auto or HOST:PORT")]
 Part = dict[str, Any]  # what a file of a group describes: its ``_target_`` and the arguments of that
 FILLED = MinLen(1)
 RISING = Read(check_rising, " from the lowest to the highest")

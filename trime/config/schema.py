@@ -17,8 +17,11 @@ from trime.config.fields import (
     FILLED,
     RISING,
     STRICT,
+    Address,
     Count,
     Dropout,
+    Folder,
+    Name,
     NotNegative,
     Part,
     Positive,
@@ -48,8 +51,8 @@ Splits = Literal["train", "valid", "test"]
 class Paths(Section):
     """Where things lie on this machine."""
 
-    data: str = setting("data", "downloads and prepared text go here: a folder, or a URL as s3://BUCKET/DIR")
-    outputs: str = setting("outputs", "artefacts, runs and reports go here: a folder, or a URL, copied to TRIME_CACHE")
+    data: Folder = setting("data", "downloads and prepared text go here")
+    outputs: Folder = setting("outputs", "artefacts, runs and reports go here")
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ class Index(Section):
     device: Literal["cpu", "cuda"] = free("cpu", "where FAISS searches; cuda needs faiss-gpu, extra gpu")
     parts: Count = setting(1, "parts of a search: some cells of one index, or an index of some entries each")
     engine: Literal["local", "ray"] = free("local", "local, or ray: each part on a worker (extra cluster)")
-    address: str | None = free(None, "address of a Ray cluster, auto or HOST:PORT; null: Ray on this machine")
+    address: Address | None = free(None, "address of a Ray cluster, auto or HOST:PORT; null: Ray on this machine")
     replicas: Count = free(1, "workers of engine ray that hold the same part and are asked in turns")
     cores: Count = free(1, "cores per worker")
 
@@ -377,7 +380,7 @@ class Report(Section):
     runs: str | list[str] | None = setting(None, "with stages=[report], patterns of run folders to compare in one table")
     against: str = setting("vanilla", "the experiment or eviction policy that others are compared with")
     baseline: str | None = setting(None, "also train this experiment, at the same budget, and compare the run with it")
-    name: str = setting("comparison", "name of the report's folder")
+    name: Name = setting("comparison", "name of the report's folder")
     keep: str | None = setting(None, "copy results.json of all runs into this folder")
     published: dict[str, Any] = setting(
         {}, "published results beside those of the run: [dev, test] or [test] by column and experiment"
@@ -474,7 +477,7 @@ class Model(TypedDict, total=False):
 class Settings(Section):
     """The whole configuration: sections, and groups (folders of conf/) whose choices are given by GROUP=NAME."""
 
-    name: str = free("trime_lab", "name of the run; experiments set it")
+    name: Name = free("trime_lab", "name of the run; experiments set it")
     seed: Size = setting(0, "seed of weights, batches and random draws")
     threads: Count | None = free(None, "threads of computations on the CPU; null: all cores")
     task: Literal["language_model", "translation"] = setting("language_model", "set by experiments")

@@ -56,6 +56,8 @@ class Ray(Engine):
     """
 
     def __init__(self, address: str | None = None, cores: int = 1, devices: int = 0):
+        if address not in (None, "auto") and ":" not in str(address):
+            raise UserError(f"engine.address={address}: it must be null, auto or HOST:PORT")
         self.address, self.cores, self.devices = address, cores, devices
 
     def run(self, job: Job, make: MakePart, numbers: list[int], advance: Advance) -> None:

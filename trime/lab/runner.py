@@ -44,6 +44,7 @@ def run(config: DictConfig) -> RunOutcome:
         outcome = run_experiment(config, of_experiment)
         if baseline:
             with command_of(*baseline) as other:
+                validate(other)
                 outcome = outcome.then(run_experiment(other, of_experiment)._replace(loss=None))
     for stage in stages:
         if stage.on_config:

@@ -8,12 +8,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from trime.common.cpu import prepare_cpu
 from trime.common.io import plain
+from trime.common.parts import build
 from trime.common.urls import local_copy
 from trime.config import schema
 from trime.config.check import checked
@@ -124,7 +124,7 @@ class Graph:
     @cached_property
     def pack(self) -> Pack | None:
         """The neighbours of training segments, if batches are made from them."""
-        needed = instantiate(self.config.batching, _convert_="all").needs_neighbours
+        needed = build(self.config.batching).needs_neighbours
         if not needed or not self.config.train.updates or self.config.checkpoint:
             return None
         segments, neighbours = self.config.segments, plain(self.config.neighbours)
@@ -236,7 +236,7 @@ class Graph:
     @cached_property
     def engine(self) -> Engine:
         """The configured engine."""
-        return instantiate(self.config.engine)
+        return build(self.config.engine)
 
     def job(self, artefact: ArtefactInParts, parts: Parts) -> Job:
         """Return the description of an artefact's parts with which other processes make them."""

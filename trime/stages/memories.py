@@ -9,11 +9,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.common.io import plain
+from trime.common.parts import build
 from trime.config import schema
 from trime.config.check import checked
 from trime.errors import UserError
@@ -262,10 +261,7 @@ class Memories:
         if issubclass(kind, StoredMemory):  # its settings stay plain data: they describe artefacts
             settings = {key: value for key, value in plain(self.nodes[name]).items() if not key.startswith("_")}
             return kind(name, self.sources, **settings)
-        try:
-            return instantiate(self.nodes[name], _convert_="all", **changed)
-        except InstantiationException as error:
-            raise UserError(str(error.__cause__ or error).splitlines()[0]) from error
+        return build(self.nodes[name], **changed)
 
     @cached_property
     def stored(self) -> dict[str, StoredMemory]:

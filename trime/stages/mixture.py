@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.metrics import ResourceUsage
+from trime.common.parts import build
 from trime.common.types import Float, Int, Tensor
 from trime.common.urls import local_copy
 from trime.data.corpus import content_hash
@@ -41,7 +41,7 @@ class MixtureSettings:
 
     def build(self, experts: dict[str, int]) -> Mixture:
         """Return the mixture, not fitted; ``experts``: how many each memory has."""
-        mixture = instantiate(self.model, _convert_="all")
+        mixture = build(self.model)
         mixture.memories = experts
         return mixture
 

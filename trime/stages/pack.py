@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra.utils import instantiate
 
 from trime.common.identity import Free
 from trime.common.io import write_array
+from trime.common.parts import build
 from trime.common.progress import Progress
 from trime.data.neighbours import TermTable, english, excluded_ranges, segment_terms
 from trime.data.parallel.corpus import sentence_segments
@@ -82,7 +82,7 @@ class PackParts(Parts):
     @cached_property
     def backend(self) -> Any:
         """The index of all segments; UserError if their tokens are not what its analyzer reads."""
-        backend = instantiate(self.pack.neighbours, _convert_="all")
+        backend = build(self.pack.neighbours)
         terms = segment_terms(self.text, self.segments, [self.corpus.vocabulary.eos, self.corpus.vocabulary.unknown])
         if backend.analyzer == "english":
             if self.corpus.statistics["characters"]:

@@ -9,21 +9,19 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from trime.common.cpu import prepare_cpu
 from trime.common.io import plain
-from trime.common.urls import is_url
-from trime.config.check import check_parts, validate
+from trime.common.parts import build
+from trime.config.check import check_parts
 from trime.config.schema import STAGES
 from trime.data.batching.published import Budget
 from trime.errors import UserError, install_command
 from trime.memory.training.visibility import Previous
 from trime.models.backbones.encoder_decoder import EncoderDecoder
 from trime.models.network import Network, build_network
-from trime.report.report_runs import NAME, check_report
+from trime.report.report_runs import check_report
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import NOT_FITTED, memories_of, rows_of, traits_of
@@ -65,18 +63,8 @@ def open_graph(config: DictConfig) -> Graph:
 
 def check(config: DictConfig) -> None:
     """Raise UserError at the first setting that cannot work."""
-    validate(config)
     check_parts(plain(config))
-    for name, place in config.paths.items():
-        if is_url(place):
-            raise UserError(f"paths.{name}={place}: name a folder of this machine, or of a disk that it has mounted")
     check_report(config)
-    if not NAME.fullmatch(config.name):
-        raise UserError(f"name={config.name}: it must be a name, not a path")
-    for key in ("index.address", "engine.address"):
-        address = OmegaConf.select(config, key)
-        if address not in (None, "auto") and ":" not in str(address):
-            raise UserError(f"{key}={address}: it must be null, auto or HOST:PORT")
     pretrained = is_pretrained(config)
     reads = {"train_small", "answer"} & {*config.stages}
     if reads and not pretrained:
@@ -324,8 +312,4 @@ def as_list(value: Any) -> list[Any]:
 
 def built(config: DictConfig, key: str, **options: Any) -> Any:
     """Return the object that a part of the configuration describes; UserError, with its key, if it cannot be built."""
-    try:
-        return instantiate(OmegaConf.select(config, key), _convert_="all", **options)
-    except InstantiationException as error:
-        message = str(error.__cause__ or error).splitlines()[0]
-        raise UserError(message if key.split(".")[0] in message else f"{key}: {message}") from None
+    return build(OmegaConf.select(config, key), key, **options)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra.utils import instantiate
 
 from trime.common.identity import Free
+from trime.common.parts import build
 from trime.common.progress import Progress
 from trime.data.byte_pairs import BytePairs
 from trime.data.corpus import (
@@ -105,7 +105,7 @@ class Prepare(PreparedText):
     @cached_property
     def dataset(self) -> Dataset:
         """The dataset; UserError if it is parallel text."""
-        dataset = instantiate(self.described, _convert_="all")
+        dataset = build(self.described)
         if not isinstance(dataset, Dataset):
             raise UserError(f"{type(dataset).__name__} is parallel text, for experiment=mt_vanilla, knn_mt or trime_mt")
         dataset.lab_folders = lab_folders(self.lab)

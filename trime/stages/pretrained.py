@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.common.io import lock_of, locked, partial_of
+from trime.common.parts import build
 from trime.data.corpus import VocabularySource, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
@@ -118,7 +118,7 @@ def reading_config(settings: dict[str, Any], eviction: dict[str, Any], family: A
     causal = family.causal if settings["causal"] is None else settings["causal"]
     memories = [
         Attendre(
-            BoundedMemory(size, instantiate(eviction, _convert_="all")),
+            BoundedMemory(size, build(eviction)),
             query_size if query_size is not None else 0 if causal else size // 2,
             k,
             causal,

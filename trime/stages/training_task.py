@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from trime.common.identity import Free
 from trime.common.io import plain
+from trime.common.parts import build
 from trime.data.corpus import Corpus
 from trime.data.module import TextDataModule
 from trime.data.segments import parse_token_count
@@ -62,9 +62,9 @@ class TrainingTask(ABC):
     def module_parts(self) -> tuple[Any, UpdateSettings, Any, Any]:
         """Return what a Lightning module needs beside its network: memory in training, settings, optimiser and schedule."""
         training = UpdateSettings(self.seed, self.plain_updates, self.padded)
-        memory = instantiate(self.memory, _convert_="all") if self.memory.get("_target_") else None
-        optimizer = instantiate(self.optimizer, _partial_=True, _convert_="all")
-        return memory, training, optimizer, instantiate(self.schedule, _convert_="all")
+        memory = build(self.memory) if self.memory.get("_target_") else None
+        optimizer = build(self.optimizer, _partial_=True)
+        return memory, training, optimizer, build(self.schedule)
 
     def callbacks(self, corpus: Corpus) -> list[pl.Callback]:
         """Return the callbacks that this task adds."""
@@ -89,7 +89,7 @@ class LanguageModelTraining(TrainingTask):
         write_description(folder, self.model.parts(), corpus.vocabulary, trained)
 
     def data(self, corpus: Corpus, neighbours: np.ndarray | None, is_stateful: bool) -> TextDataModule:
-        batching = instantiate(self.batching, _convert_="all")
+        batching = build(self.batching)
         if is_stateful and not batching.contiguous_rows:
             raise UserError("this backbone's rows continue from batch to batch: set batching=streams")
         cutting = self.length, self.bounded, self.validate_tokens
