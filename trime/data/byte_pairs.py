@@ -123,6 +123,7 @@ class PresegmentedText(Whitespace):
 def library() -> Any:
     """Return the tokenizers library; UserError if it is missing, or sacrebleu, which translation needs later."""
     for package in ("tokenizers", "sacrebleu"):
+        # Translation is refused before the text is prepared, not when BLEU is computed hours later.
         if find_spec(package) is None:
             raise UserError(f"byte pairs and translation need the package {package}: {install_command('mt')}")
     import tokenizers

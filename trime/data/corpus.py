@@ -51,7 +51,7 @@ class Split(NamedTuple):
 
 
 class Corpus:
-    """A prepared corpus on disk."""
+    """A prepared corpus on disk: ``SPLIT.bin`` and its offsets, names and sizes; the vocabulary; statistics."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -168,10 +168,8 @@ def symbol_counts(dataset: Dataset) -> Counter[str]:
 
 
 def training_vocabulary(dataset: Dataset, limit: int | None = 32000, minimum: int = 2, fairseq: bool = False) -> Vocabulary:
-    """Return the vocabulary of the training split: ``limit`` symbols at most that occur ``minimum`` times (characters: once).
-
-    ``fairseq``: with the special symbols and the padding of fairseq's dictionaries.
-    """
+    """Return the training split's symbols: ``limit`` at most that occur ``minimum`` times (characters: once)."""
+    # fairseq's dictionaries have further special symbols, and padding.
     make = Vocabulary.fairseq_from_counts if fairseq else Vocabulary.from_counts
     return make(symbol_counts(dataset), limit, 1 if dataset.characters else minimum)
 
@@ -181,6 +179,7 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     dtype = np.min_scalar_type(len(vocabulary) - 1)
     lookup, offsets, names, written, unknown = vocabulary.index.__getitem__, [], [], 0, 0
     buffer: list[int] = []
+    # Two spaces give the same symbols as one where the tokenizer drops white space.
     one, two = (list(chain.from_iterable(dataset.tokenizer.tokens([line]))) for line in (b"a b\n", b"a  b\n"))
     counts = TextCounts(without_white_space=one == two)  # models predict no white space that their tokenizer drops
     with open(folder / f"{split}.bin", "wb") as file:
@@ -205,6 +204,7 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
 
 def flush(buffer: list[int], dtype: np.dtype, file: Any, unknown: int) -> int:
     """Write and clear the buffer; return the number of unknown ids in it."""
+    # The smallest type that holds the vocabulary: large corpora are read from disk.
     ids = np.array(buffer, dtype)
     ids.tofile(file)
     buffer.clear()

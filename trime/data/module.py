@@ -120,7 +120,7 @@ class WindowLoader:
             previous = rows
 
 
-READING = "reading.json"  # beside a text that prepare_data made: how it was read
+TOKENISATION_FILE = "reading.json"  # beside a text that prepare_data made: how it was read
 
 
 def reading_of(reader: Any) -> dict[str, Any]:
@@ -159,14 +159,12 @@ class TextDataModule(pl.LightningDataModule):
         self.validate_tokens, self.neighbours = parse_token_count(validate_tokens), neighbours
 
     def prepare_data(self) -> None:
-        """Tokenise the dataset, with a vocabulary of its training split, unless ``folder`` holds it.
-
-        UserError where the folder holds another text, or files that are not a corpus.
-        """
+        """Tokenise the dataset unless ``folder`` holds it; UserError where it holds another text, or other files."""
         if self.dataset is None:
             return
         if (self.folder / "statistics.json").is_file():
-            reading, fingerprint = self.folder / READING, Corpus(self.folder).statistics.get("fingerprint")
+            # The fingerprint is of the text alone: the same text may have been tokenised or split otherwise.
+            reading, fingerprint = self.folder / TOKENISATION_FILE, Corpus(self.folder).statistics.get("fingerprint")
             same = not reading.is_file() or json.loads(reading.read_text()) == json.loads(json.dumps(reading_of(self.dataset)))
             if not same or fingerprint != self.dataset.fingerprint():
                 raise UserError(
@@ -181,7 +179,7 @@ class TextDataModule(pl.LightningDataModule):
             if not (self.folder / "statistics.json").is_file():  # another process may have finished it
                 partial = partial_of(self.folder)
                 partial.mkdir(exist_ok=True)
-                write_json(partial / READING, reading_of(self.dataset), indent=None)
+                write_json(partial / TOKENISATION_FILE, reading_of(self.dataset), indent=None)
                 build_corpus(self.dataset, partial, training_vocabulary(self.dataset))
                 partial.replace(self.folder)
 
