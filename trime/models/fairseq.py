@@ -98,10 +98,7 @@ def read_checkpoint(path: Path) -> FairseqCheckpoint:
 
 
 def network_from_checkpoint(checkpoint: FairseqCheckpoint) -> tuple[Network, dict[str, Any]]:
-    """Return a language model with the checkpoint's weights, and its configuration in the form of conf/model.
-
-    UserError where the model is not supported, or a weight has no counterpart.
-    """
+    """Return a language model with the checkpoint's weights, and its conf/model; UserError where it is not supported."""
     return convert(checkpoint, language_model_config, language_model_sources)
 
 
@@ -115,10 +112,7 @@ def convert(
     describe: Callable[[FairseqCheckpoint], dict[str, Any]],
     source_names: Callable[[str], list[str]],
 ) -> tuple[Network, dict[str, Any]]:
-    """Return the network that ``describe`` configures, with the checkpoint's weights, and its configuration.
-
-    ``source_names`` lists the checkpoint's weights that are concatenated in a parameter.
-    """
+    """Return the network that ``describe`` configures, and that; ``source_names``: the file's weights in a parameter."""
     try:
         description, tables = describe(checkpoint), embedding_tables(checkpoint.weights)
     except KeyError as error:
@@ -137,13 +131,7 @@ def convert(
         with torch.no_grad():
             parameter.copy_(torch.cat(pieces))
         used |= set(sources)
-    check_unused(weights, used)
-    return network.eval(), description
-
-
-def check_unused(weights: dict[str, Tensor], used: set[str]) -> None:
-    """Raise UserError where an unused weight is neither a marker nor a copy of a used one (tied weights are stored twice)."""
-    copies = {
+    copies = {  # of tied weights, which are stored twice
         "output_projection.weight": "embed_tokens.weight",
         "adaptive_softmax.head.word_proj.weight": "embed_tokens.embeddings.0.0.weight",
     }
@@ -153,8 +141,10 @@ def check_unused(weights: dict[str, Tensor], used: set[str]) -> None:
             source = f"embed_tokens.embeddings.{int(tail[1]) + 1}.{1 if tail[2] == '0' else 0}.weight"
         is_unused_norm = name.startswith("layer_norm.") and not has_final_norm(weights)
         is_copy = source in weights and torch.equal(weights[source], weights[name])
-        if not (is_unused_norm or is_copy or name.endswith(("version", "_float_tensor"))):
+        is_marker = name.endswith(("version", "_float_tensor"))
+        if not (is_unused_norm or is_copy or is_marker):
             raise UserError(f"the checkpoint's {name} has no place in this architecture: it is not supported")
+    return network.eval(), description
 
 
 def check_supported(args: dict[str, Any], supported: dict[str, tuple[Any, ...]]) -> None:

@@ -35,8 +35,7 @@ class Window(NamedTuple):
         return self.scored if self.targets is None else self.scored._replace(token=self.targets)
 
     @property
-    def scored_from(self) -> int:
-        """Return the position in the document of the first scored context."""
+    def scored_from(self) -> int:  # position in the document
         return int(self.contexts.positions.position[self.num_context])
 
 

@@ -64,15 +64,12 @@ class BoundedMemory:
 
     def update(self, state: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
         """Return the state with the best of old and new entries; position -1 is no entry."""
-        writes, ranking = self.plan(state.ranking, columns, position)
+        writes, ranking = self.select_slots(state.ranking, columns, position)
         return MemoryState(tuple(map(writes.apply, state.columns, columns)), ranking)
 
     def overwrite(self, state: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
-        """Return the state that ``update`` returns, written into the tensors of ``state`` at the cost of the new entries alone.
-
-        The same entries may be written to ``state`` again, for the same slots are freed for them.
-        """
-        writes, ranking = self.plan(state.ranking, columns, position)
+        """Return the state that ``update`` returns, written into the tensors of ``state``; only new entries are copied."""
+        writes, ranking = self.select_slots(state.ranking, columns, position)
         return MemoryState(tuple(map(writes.apply_, state.columns, columns)), ranking)
 
     def fit(self, state: MemoryState) -> MemoryState:
@@ -86,7 +83,9 @@ class BoundedMemory:
         moved = {name: writes.apply_(getattr(empty.ranking, name), getattr(old, name)) for name in BY_SLOT}
         return MemoryState(tuple(map(writes.apply_, empty.columns, state.columns)), old._replace(**moved))
 
-    def plan(self, old: Ranking, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> tuple[SlotWrites, Ranking]:
+    def select_slots(
+        self, old: Ranking, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]
+    ) -> tuple[SlotWrites, Ranking]:
         """Return which new entries are written to which slots, and the ranking after that."""
         score = self.policy.enter(columns, old, position).masked_fill(position < 0, -torch.inf)
         candidates = torch.cat([old.position, position], 1)
@@ -148,7 +147,7 @@ class SlotWrites(NamedTuple):
         return cls(slot.flatten(), source.flatten(), None) if valid.all() else cls(slot[valid], source[valid], None)
 
     def split(self, parts: int, slots: int, entries: int) -> list[SlotWrites]:
-        """Return the writes to each part of the rows, which has so many slots and new entries."""
+        """Return the writes to each part of the rows, which has this number of slots and of new entries."""
         if self.valid is None:
             counts = torch.bincount(self.source // entries, minlength=parts).tolist()
         else:

@@ -48,15 +48,12 @@ class RelativeAttention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def initial_state(self, rows: int) -> MemoryState:
-        """Return an empty cache."""
         return self.cache.empty((unsharded_zeros(self.out_proj.weight, rows, 0, self.out_proj.weight.shape[0]),))
 
     def reset(self, state: MemoryState, rows: Bool[Tensor, " b"]) -> MemoryState:
-        """Return the cache with the chosen rows cleared."""
         return self.cache.reset(state, rows)
 
     def training_metrics(self) -> dict[str, Tensor]:
-        """Return no metrics."""
         return {}
 
     def forward(
@@ -106,6 +103,7 @@ def transformer_xl(
     """Build Transformer-XL: ``layers`` layers whose caches are like ``memory``; distances are capped at ``longest``."""
     refuse_padding(pad)
     if memory.policy.keeps_newest:
+        # A window never sees farther than this, so that no distance needs a cap.
         longest = max(longest, memory.size + positions)
     built = []
     for _ in range(layers):

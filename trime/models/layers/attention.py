@@ -34,7 +34,6 @@ class CausalAttention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l d"]:
-        """Return attended values."""
         query, key, value = split_heads(self.qkv_proj(x), 3, self.heads)
         dropout = self.dropout if self.training else 0.0
         mask = None
@@ -62,9 +61,8 @@ def fused_attention(
     scale: float | None = None,
 ) -> Float[Tensor, "... l e"]:
     """Return softmax(q k^T / sqrt(e)) v by the faster of PyTorch's implementations; arguments are those of its function."""
-    use_math = (
-        query.device.type == "cpu" and key.shape[-2] <= MATH_MAX_KEYS and torch.get_float32_matmul_precision() == "medium"
-    )
+    on_cpu, allows_bfloat16 = query.device.type == "cpu", torch.get_float32_matmul_precision() == "medium"
+    use_math = on_cpu and key.shape[-2] <= MATH_MAX_KEYS and allows_bfloat16  # oneDNN then multiplies whole matrices faster
     with sdpa_kernel(SDPBackend.MATH) if use_math else nullcontext():
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal, scale=scale)
 

@@ -13,10 +13,7 @@ from trime.common.types import Float, Int, Tensor
 
 
 def band_edges(cutoffs: list[int], vocabulary: int) -> list[tuple[int, int]]:
-    """Return the bands [low, high) of a vocabulary sorted by frequency; cutoffs at or above its size are dropped.
-
-    ValueError where cutoffs are not positive and rising.
-    """
+    """Return the bands [low, high) of a vocabulary sorted by frequency; ValueError unless cutoffs are positive and rising."""
     if sorted(set(cutoffs)) != list(cutoffs) or any(cutoff <= 0 for cutoff in cutoffs):
         raise ValueError(f"cutoffs={list(cutoffs)} must be positive and rising: correct model.embedding.cutoffs")
     edges = [0, *(cutoff for cutoff in cutoffs if cutoff < vocabulary), vocabulary]
@@ -72,15 +69,11 @@ class PlainInput(nn.Module):
             self.table.weight.data[pad] = 0
 
     def forward(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
-        """Return the embeddings of tokens, unscaled."""
-        return self.table(tokens)
+        return self.table(tokens)  # unscaled
 
 
 def sinusoids(length: int, width: int, first: int) -> Float[Tensor, "l d"]:
-    """Return sinusoids of positions first, first+1, ...: all sines, then all cosines.
-
-    The frequencies are exp(-k ln 10^4 / (d/2 - 1)).
-    """
+    """Return sines, then cosines, of positions from ``first`` on; frequencies exp(-k ln 10^4 / (d/2 - 1)), as fairseq's."""
     half = width // 2
     frequency = torch.exp(torch.arange(half) * -(math.log(10_000) / max(half - 1, 1)))
     angle = torch.arange(first, first + length)[:, None] * frequency

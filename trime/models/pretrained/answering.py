@@ -45,10 +45,7 @@ class Answerer:
     def start(
         self, texts: list[list[int]], record_attention: bool = False, questions: list[list[int]] | None = None
     ) -> Reading:
-        """Read the beginnings of prompts as a batch, of any lengths; ``record_attention`` keeps the attention of every step.
-
-        ``questions``: how each of them goes on, for a reading that knows what it will be asked (prefill guided).
-        """
+        """Read the beginnings of prompts, of any lengths, as a batch; ``questions``, how they go on, may guide it."""
         settings = self.reading
         if settings.prefill != "guided":
             questions = None
@@ -88,21 +85,17 @@ class Reading:
             cache.resize([size + tokens.shape[1] for size in sizes])
         for number, hidden in enumerate(self.reader.feed(tokens, position), 1):
             self.note(hidden)
-            if questions is not None:
-                self.look_back(parts, questions, number)
+            if questions is not None:  # they see what is kept after this chunk, unless their text had ended before it
+                end, device = number * settings.chunk, self.answerer.family.model.device
+                asked, places = pad_prompts(questions, device, [min(len(part), end) for part in parts])
+                had_ended = torch.tensor([len(part) <= end - settings.chunk for part in parts], device=device)
+                self.reader.rescore_with_question(asked, places.masked_fill(had_ended[:, None], -1))
         if is_last:
             for hidden in self.reader.end(settings.end):
                 self.note(hidden)
         if settings.prefill == "whole":
             cache.resize(sizes)
         self.lengths = [before + len(part) for before, part in zip(self.lengths, parts, strict=True)]
-
-    def look_back(self, texts: list[list[int]], questions: list[list[int]], number: int) -> None:
-        """Let questions see what is kept after chunk ``number`` of their texts, unless these had ended before it."""
-        end, device = number * self.answerer.reading.chunk, self.answerer.family.model.device
-        asked, places = pad_prompts(questions, device, [min(len(text), end) for text in texts])
-        had_ended = torch.tensor([len(text) <= end - self.answerer.reading.chunk for text in texts], device=device)
-        self.reader.look_back(asked, places.masked_fill(had_ended[:, None], -1))
 
     def note(self, hidden: Hidden) -> None:
         """Keep the outputs of a chunk as far as there is room for them."""

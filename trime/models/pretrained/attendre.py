@@ -59,10 +59,7 @@ class Attendre:
     def look(
         self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score, sees_all: bool = False
     ) -> Attended:
-        """Return what queries see of entries: queries and keys, each with its positions, and values [b m g d].
-
-        ``sees_all``: it is known that every query sees all entries.
-        """
+        """Return what queries see of keys, each with positions, and values [b m g d]; ``sees_all``: known to be everything."""
         query, at, key, of = pairs
         if self.search == "exact" and runs_on_cpu(query, key, value):  # in one pass over the scores of every query
             if self.causal and isinstance(score, RotaryScore):
@@ -81,8 +78,13 @@ class Attendre:
 
     def learn(self, ranking: Ranking, block: AttentionBlock) -> Ranking:
         """Return the ranking after a step in which queries saw the entries of the first slots."""
-        policy, old = self.keys.policy, slots_of(ranking, block.score.shape[-1])
-        return with_slots(ranking, policy.finalize(old, policy.observe(policy.begin(old), block)))
+        policy, count = self.keys.policy, block.score.shape[-1]
+        first = slots_of(ranking, count)
+        first = policy.finalize(first, policy.observe(policy.begin(first), block))
+        if count == ranking.position.shape[1]:
+            return first
+        joined = {name: torch.cat([getattr(first, name), getattr(ranking, name)[:, count:]], 1) for name in BY_SLOT}
+        return first._replace(**joined)
 
     def used_slots(self, ranking: Ranking) -> int:
         """Return how many slots a memory on the CPU has filled so far, from the first on; on other devices all it has."""
@@ -109,7 +111,7 @@ def retrieval_mask(logits: Float[Tensor, "b h q m"], top_k: int | None, search: 
     return mask[..., : logits.shape[-1]]
 
 
-def scored_as(state: MemoryState, larger: MemoryState) -> MemoryState:
+def copy_scores_from(state: MemoryState, larger: MemoryState) -> MemoryState:
     """Return the state with the scores that its entries have in a larger memory, which holds them in the same slots."""
     old, empty = state.ranking, state.ranking.position < 0
     new = slots_of(larger.ranking, empty.shape[1])
@@ -119,13 +121,4 @@ def scored_as(state: MemoryState, larger: MemoryState) -> MemoryState:
 
 
 def slots_of(ranking: Ranking, count: int) -> Ranking:
-    """Return the ranking of the first ``count`` slots."""
     return ranking._replace(**{name: getattr(ranking, name)[:, :count] for name in BY_SLOT})
-
-
-def with_slots(ranking: Ranking, first: Ranking) -> Ranking:
-    """Return the ranking with ``first`` as that of its first slots."""
-    count, size = first.position.shape[1], ranking.position.shape[1]
-    if count == size:
-        return first
-    return first._replace(**{name: torch.cat([getattr(first, name), getattr(ranking, name)[:, count:]], 1) for name in BY_SLOT})

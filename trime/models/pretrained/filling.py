@@ -23,15 +23,13 @@ class Queries(NamedTuple):
     position: Int[Tensor, "b n"]
 
     def concat(self, newer: Queries) -> Queries:
-        """Return these queries followed by ``newer`` ones."""
         return Queries(*(torch.cat(pair, 1) for pair in zip(self, newer, strict=True)))
 
     def split(self, count: int) -> tuple[Queries, Queries]:
-        """Return the first ``count`` queries, and the rest."""
         return Queries(*(part[:, :count] for part in self)), Queries(*(part[:, count:] for part in self))
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> Queries:
-        """Return a copy of these rows, each as often as it is named."""
+        """Return copies of these rows; repeats allowed."""
         return Queries(*(part[rows] for part in self))
 
 
@@ -131,7 +129,7 @@ class Filling:
         return self.memory.keys.fit(MemoryState((keys, values), self.rank()))
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
-        """Continue with these rows, each as often as it is named."""
+        """Continue with copies of these rows; repeats allowed."""
         self.columns = [column[rows] for column in self.columns]
         self.aside = [part.take_rows(rows) for part in self.aside]
         self.ranking = self.ranking and Ranking(*(column[rows] for column in self.ranking))

@@ -57,10 +57,8 @@ def is_encoder_decoder(name: str) -> bool:
 
 
 def load_error(name: str, what: str, error: Exception) -> UserError:
-    """Return a UserError with the first line of a library's message; without a network, the advice to name a folder.
-
-    A GGUF file is converted where the command line names it, so that a folder with one advises to name the file.
-    """
+    """Return a UserError with the first line of a library's message, or the advice that mends it."""
+    # A GGUF file is converted where the command line names it, not where it names its folder.
     if files := sorted(Path(name).expanduser().glob("*.gguf")):
         reason = f"name its GGUF file, model.name={files[0]}"
     elif hub_arguments(name)["local_files_only"]:
@@ -118,11 +116,8 @@ def read_tensor(name: str, tensor: str) -> Tensor | None:
 
 
 def hub_arguments(name: str) -> dict[str, Any]:
-    """Return the arguments with which a model's files are looked up, in a folder or on the hub.
-
-    Code that comes with a model is never run. Where the hub cannot be reached, only files that were downloaded before are
-    looked up, which takes no time; the library itself would try again for a minute.
-    """
+    """Return the arguments with which a model's files are looked up, in a folder or on the hub; code in them is never run."""
+    # Without a network only downloaded files are looked up: the library itself would try again for a minute.
     return {"trust_remote_code": False, "local_files_only": not Path(name).expanduser().is_dir() and not hub_is_reachable()}
 
 

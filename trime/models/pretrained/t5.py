@@ -30,7 +30,6 @@ class T5Layer:
         return query, key, value
 
     def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:
-        """Return the layer's output."""
         return self.block.layer[-1](x + self.attention.o(attended.flatten(2)))
 
 
@@ -70,7 +69,6 @@ class T5Encoder:
         self.score = RelativeBias(self.stack.block[0].layer[0].SelfAttention)
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
-        """Return the input of the first layer."""
         return self.model.get_input_embeddings()(tokens)
 
     def final_norm(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:

@@ -80,10 +80,7 @@ class SnapKV(AttentionScorePolicy):
 def smoothed(
     score: Float[Tensor, "b m"], position: Int[Tensor, "b m"], newest: Int[Tensor, "b 1"], kernel: int
 ) -> Float[Tensor, "b m"]:
-    """Return the mean of the scores of ``kernel`` neighbours in order of position, where so many ``newest`` count as zeros.
-
-    Neighbours before the first entry count as zeros, too, as in the authors' average pooling.
-    """
+    """Return the mean score of ``kernel`` neighbours by position; ``newest`` entries, and none before the first, are zeros."""
     if not score.shape[1]:
         return score
     order = position.argsort(1)  # empty slots come first

@@ -51,7 +51,6 @@ class Tiles:
                     yield Tile(self.rows[row], self.columns[column], self.mask(row, column))
 
     def sees_some(self, row: int, column: int) -> bool:
-        """Return whether a block of queries sees anything of a block of memory."""
         return not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
 
     def mask(self, row: int, column: int) -> Bool[Tensor, "n m"] | None:
