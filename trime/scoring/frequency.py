@@ -30,7 +30,6 @@ class TokenMeans:
 
     @property
     def tokens(self) -> int:
-        """Return the number of values added."""
         return int(self.count.sum())
 
     def buckets(self, frequency: np.ndarray) -> list[dict[str, Any]]:
