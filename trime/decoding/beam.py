@@ -80,17 +80,8 @@ class Beam(NamedTuple):
         if length <= self.min_length:
             log_probs = log_probs.index_fill(1, torch.tensor([end], device=log_probs.device), -torch.inf)
         top, following = log_probs.topk(min(2 * self.size, log_probs.shape[1]), dim=1)  # a sentence never needs more of one row
-        return force_end(top, following, log_probs[:, end], must_end[:, None], end) if must_end.any() else (top, following)
-
-
-def force_end(
-    top: Float[Tensor, "n k"],
-    following: Int[Tensor, "n k"],
-    end_log_prob: Float[Tensor, " n"],
-    ending: Bool[Tensor, "n 1"],
-    end: int,
-) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-    """Return the continuations with the end symbol as the only one of the rows that must end."""
-    end_only = torch.full_like(top, -torch.inf)
-    end_only[:, 0] = end_log_prob
-    return torch.where(ending, end_only, top), following.masked_fill(ending, end)
+        if not must_end.any():
+            return top, following
+        end_only, ending = torch.full_like(top, -torch.inf), must_end[:, None]
+        end_only[:, 0] = log_probs[:, end]
+        return torch.where(ending, end_only, top), following.masked_fill(ending, end)

@@ -48,8 +48,7 @@ class AnsweringModule(pl.LightningModule):
         self.prompt_loss_weight, self.seed = prompt_loss_weight, seed
 
     def on_train_batch_start(self, batch: QuestionBatch, batch_idx: int) -> None:
-        """Seed the update, so that a resumed run equals an uninterrupted one."""
-        torch.manual_seed(self.seed * 1_000_003 + self.global_step)
+        torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # a resumed run equals an uninterrupted one
 
     def training_step(self, batch: QuestionBatch, batch_idx: int) -> Tensor:
         is_encoder_decoder = self.model.config.is_encoder_decoder

@@ -70,11 +70,7 @@ class LanguageModel(pl.LightningModule):
         self.reader, self.stale = Reader(self.network), StaleContexts(self.memory.stale if self.memory else 0)
 
     def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
-        """Return the loss of each scored token in nats, and the memory's share of the mass.
-
-        ``draw``: the update's random number, by which an in-batch memory chooses what is visible; None in validation.
-        ``plain``: True: the loss is that of the vocabulary alone, without memories.
-        """
+        """Return each scored token's loss in nats, and the memory's share; ``draw``: the update's, None in validation."""
         query, contexts, vocabulary = self.queries_and_memories(batch)
         if self.memory is None or plain:
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)

@@ -26,7 +26,10 @@ class Checkpoints(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if ends_update(trainer, batch_idx) and not validates_now(trainer):
+        # A due validation comes first, so that a resumed run neither loses nor repeats it.
+        every = trainer.val_check_batch
+        validates_now = trainer.enable_validation and every and batches_done(trainer) % every == 0
+        if ends_update(trainer, batch_idx) and not validates_now:
             self.save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -86,7 +89,6 @@ class BestWeights(pl.Callback):
                     older.unlink()
 
     def file_of(self, update: int) -> Path:
-        """Return the file of the weights after an update."""
         return self.folder / f"best-{update:09d}.safetensors"
 
     def weights(self) -> dict[str, Tensor]:
@@ -103,9 +105,3 @@ def batches_done(trainer: pl.Trainer) -> int:
     """Return the number of micro-batches that Lightning counts validations by: of the epoch, or of all epochs."""
     loop = trainer.fit_loop.epoch_loop
     return 1 + (loop.total_batch_idx if trainer.check_val_every_n_epoch is None else loop.batch_idx)
-
-
-def validates_now(trainer: pl.Trainer) -> bool:
-    """Return True where Lightning is about to validate after the present micro-batch."""
-    every = trainer.val_check_batch
-    return bool(trainer.enable_validation and every) and batches_done(trainer) % (every or 1) == 0
