@@ -31,8 +31,7 @@ class Share(NamedTuple):
     questions: int
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Return Wilson's 95 % interval."""
+    def interval(self) -> tuple[float, float]:  # Wilson's, 95 %
         return share_interval(self.share, self.questions)
 
     def __str__(self) -> str:
@@ -72,8 +71,7 @@ def answers_table(runs: list[AnsweringRun]) -> Table:
 
 
 def queries_of(run: AnsweringRun) -> str:
-    """Return N as configured, ``default`` if it was not set."""
-    return "default" if run.row.query_size is None else str(run.row.query_size)
+    return "default" if run.row.query_size is None else str(run.row.query_size)  # N as configured
 
 
 def label_runs(runs: list[AnsweringRun]) -> list[tuple[str, AnsweringRun]]:
@@ -121,28 +119,21 @@ def keys_of(cells: dict[str, dict[Key, Share]]) -> list[Key]:
 
 
 def policies_table(runs: list[AnsweringRun]) -> Table:
-    """Return the share of answered questions in per cent: a line for each policy, the worst first.
-
-    The title of a column has M and, where columns differ in them, label, words and N.
-    """
+    """Return the share of answered questions in per cent: a line for each policy, the worst first."""
     cells = cells_of(label_runs(runs))
     keys = keys_of(cells)
+    # Only what differs between columns is in their titles.
     labels, words, _, queries = (len({key[place] for key in keys}) > 1 for place in range(4))
-    titles = [
-        ", ".join(
-            [*[key.label] * labels, *[f"{key.words or 'all'} words"] * words, f"M {key.size}", *[f"N {key.queries}"] * queries]
-        )
-        for key in keys
-    ]
+    titles = []
+    for key in keys:
+        length, waiting = [f"{key.words or 'all'} words"] * words, [f"N {key.queries}"] * queries
+        titles.append(", ".join([*[key.label] * labels, *length, f"M {key.size}", *waiting]))
     ranked = sorted(cells, key=lambda policy: mean(cell.share for cell in cells[policy].values()))
     return Table(["eviction", *titles], [[policy, *(str(cells[policy].get(key, "")) for key in keys)] for policy in ranked])
 
 
 def answers_panels(runs: list[AnsweringRun]) -> list[Panel]:
-    """Return a panel of results over M for each model, context length and N.
-
-    There is none where M does not vary and no memory kept everything.
-    """
+    """Return a panel of results over M for each model, context length and N, where M varies or a memory kept everything."""
     labelled = label_runs(runs)
     cells = cells_of([(label, run) for label, run in labelled if not keeps_all(run)])
     whole = cells_of([(label, run) for label, run in labelled if keeps_all(run)])
@@ -176,15 +167,12 @@ def answers_panel(
     styles: dict[str, dict[str, Any]],
     labels: tuple[str, str],
 ) -> None:
-    """Draw the results of each policy over M with Wilson's intervals, in the order of their last points.
-
-    ``level`` is the result where nothing is evicted, ``labels`` are the title and the measure. Policies stand beside one
-    another, so that intervals can be told apart.
-    """
+    """Draw each policy over M with Wilson's intervals; ``level``: nothing is evicted; ``labels``: title and measure."""
     drawn = sorted((policy for policy in lines if lines[policy]), key=lambda policy: -max(lines[policy].items())[1].share)
     for place, policy in enumerate(drawn):
         cells = sorted(lines[policy].items())
         errors = [[100 * abs(cell.share - end) for end in cell.interval] for _, cell in cells]
+        # Policies stand beside one another, so that intervals can be told apart.
         sizes = [size * BESIDE ** (place - (len(drawn) - 1) / 2) for size, _ in cells]
         shares = [100 * cell.share for _, cell in cells]
         axis.errorbar(sizes, shares, np.array(errors).T, label=policy, lw=1.2, elinewidth=0.8, clip_on=False, **styles[policy])

@@ -32,7 +32,6 @@ class Difference(NamedTuple):
 
     @property
     def interval(self) -> str:
-        """Return the interval as text."""
         return "one part, one seed: no interval" if math.isnan(self.low) else f"[{self.low:+.2f}, {self.high:+.2f}]"
 
     @property
@@ -41,8 +40,7 @@ class Difference(NamedTuple):
         return (self.low > 0 or self.high < 0) and self.has_verdict
 
     @property
-    def has_verdict(self) -> bool:
-        """Return True if there are enough units to say whether a difference is shown."""
+    def has_verdict(self) -> bool:  # enough units to say whether a difference is shown
         return self.units >= FEWEST and not math.isnan(self.low)
 
     def __str__(self) -> str:
@@ -72,6 +70,7 @@ def interval_of(group: Group) -> tuple[float, float] | None:
 
 def draw_counts(*numbers: int) -> tuple[np.ndarray, ...]:
     """Return for each number n how often every draw of the bootstrap takes each of n units [draws n]; always the same draws."""
+    # Always the same draws: a report made again has the same intervals.
     random = np.random.default_rng(0)
     return tuple(random.multinomial(n, np.full(n, 1 / n), DRAWS) for n in numbers)
 
@@ -103,10 +102,7 @@ def corpus_bleu(sums: np.ndarray) -> np.ndarray:
 
 
 def bleu_difference(one: Group, other: Group) -> Difference | None:
-    """Return the difference in BLEU, averaged over seeds, by paired bootstrap over sentences (Koehn 2004) and seeds.
-
-    None if the runs kept no BLEU statistics.
-    """
+    """Return the difference in BLEU by paired bootstrap over sentences (Koehn 2004) and seeds; None without statistics."""
     statistics = [[run.row.bleu_statistics for run in pair] for pair in seed_pairs(one, other)]
     if not all(side for pair in statistics for side in pair):
         return None

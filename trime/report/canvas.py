@@ -84,10 +84,8 @@ def save_picture(figure: Any, path: Path) -> Path:
 
 
 def save_panels(panels: list[Panel], path: Path, headline: str = "", height: float = PANEL_HEIGHT) -> Path:
-    """Draw panels under a headline, each of this height in inches, and return the path of the picture.
-
-    There are two in a line, so that their type is legible in a column of text.
-    """
+    """Draw panels under a headline, each of this height in inches, and return the path of the picture."""
+    # Two in a line: their type is then legible in a column of text.
     columns = min(len(panels), COLUMNS)
     lines = -(-len(panels) // columns)
     figure, axes = canvas(1 + PANEL_WIDTH * columns, height * lines, columns, lines)
@@ -152,10 +150,7 @@ def draw_dots(
     metric: str,
     colours: list[str],
 ) -> None:
-    """Draw a line for each name from top to bottom: its interval, a small dot for each seed, and a large one at their mean.
-
-    The axis is logarithmic where results differ by more than a factor of five.
-    """
+    """Draw a line for each name from top to bottom: its interval, a small dot for each seed, and a large one at their mean."""
     means = [mean_over_seeds(of_seeds, metric) for of_seeds in values]
     for position, (of_seeds, value, interval, colour) in enumerate(zip(values, means, intervals, colours, strict=True)):
         if interval:
@@ -171,6 +166,7 @@ def draw_dots(
     lines = "; lines: 95 %" * any(intervals) + "; small dots: seeds" * any(len(of_seeds) > 1 for of_seeds in values)
     axis.margins(x=0.12)  # room for the numbers at either end
     axis.set_xlabel(f"test {metric} ({better}{lines})")
+    # Without a logarithm, results that differ fivefold would push all others together.
     if min(means) > 0 and max(means) > 5 * min(means):
         axis.set_xscale("log")
         digits = (1, 2, 5) if max(means) < 30 * min(means) else (1, 3)

@@ -48,8 +48,7 @@ class Comparison(NamedTuple):
     against: str
 
     @property
-    def title(self) -> str:
-        """Return the title of the text."""
+    def title(self) -> str:  # of the text
         return self.runs[0].title
 
     @property
@@ -125,10 +124,7 @@ def units_of(group: Group) -> str:
 
 
 def compare_table(groups: list[Group], baseline: str, published: PublishedResults) -> Table:
-    """Return a table of runs on one text: each group's last row, its difference to the baseline, published results.
-
-    Columns in which every cell is empty are left out.
-    """
+    """Return a table of runs on one text: each group's last row, its difference to the baseline, published results."""
     groups = rank_groups(groups)[1]
     metric = metric_names([group.first for group in groups])
     lines = [
@@ -138,6 +134,7 @@ def compare_table(groups: list[Group], baseline: str, published: PublishedResult
     for title, rows in published.items():
         for line, group in zip(lines, groups, strict=True):
             line[f"{title}*"] = " / ".join(f"{x:.2f}" for x in rows.get(group.name, []))
+    # Columns without any cell are left out.
     return tables.table_of(lines, {title for title in lines[0] if not any(line[title] for line in lines)})
 
 
@@ -217,7 +214,12 @@ def compare_panel(axis: Any, groups: list[Group]) -> None:
     """Draw the last row of each group, the worst first, with its 95 % interval and a dot for each seed."""
     metric, groups = rank_groups(groups)
     groups = [group for group in groups if np.isfinite(group.mean("test", metric))] or groups
-    colours = [BLUE if is_trained_with_memory(group.first) else GREY for group in groups]
+    # In results of earlier versions, the name alone says whether a model was trained with a memory.
+    with_memory = [
+        run.name.startswith("trime") if run.trained_with_memory is None else run.trained_with_memory
+        for run in (group.first for group in groups)
+    ]
+    colours = [BLUE if trained else GREY for trained in with_memory]
     names = [tables.mark_edge(label, group.dev) for label, group in zip(group_labels(groups), groups, strict=True)]
     intervals = [interval_of(group) for group in groups]
     draw_dots(axis, names, [group.values("test", metric) for group in groups], intervals, metric, colours)
@@ -229,11 +231,6 @@ def compare_panel(axis: Any, groups: list[Group]) -> None:
         axis.legend(frameon=False, fontsize=9, loc="lower left" if metric == "BLEU" else "lower right")
 
 
-def is_trained_with_memory(run: ScoredRun) -> bool:
-    """Return True if a model was trained with a memory; in results of earlier versions, the name alone says so."""
-    return run.name.startswith("trime") if run.trained_with_memory is None else run.trained_with_memory
-
-
 def policies_panels(groups: list[Group]) -> list[Panel]:
     """Return a panel of test results over the size of the memory, if there are several eviction policies."""
     policies = {group.row.eviction for group in groups} - {None}
@@ -241,14 +238,12 @@ def policies_panels(groups: list[Group]) -> list[Panel]:
 
 
 def policies_panel(axis: Any, groups: list[Group]) -> None:
-    """Draw a line for each experiment and policy, averaged over seeds (Attendre section 3.1).
-
-    Layers with memories of different sizes are placed at the mean size.
-    """
+    """Draw a line for each experiment and policy, averaged over seeds (Attendre section 3.1)."""
     lines: dict[str, dict[float, float]] = {}
     for group in groups:
         size = group.row.memory_size
         if group.row.eviction and size is not None:
+            # Layers with memories of different sizes are placed at the mean size.
             lines.setdefault(f"{group.name}, {group.row.eviction}", {})[float(np.mean(size))] = group.mean("test")
         elif size == 0:
             axis.axhline(group.mean("test"), color="black", lw=1, ls=":", label=f"{group.name}, no memory")
@@ -266,22 +261,19 @@ def curves_panels(runs: list[ScoredRun]) -> list[Panel]:
     for run in runs:
         if "valid" in run.analysis and (curve := run.analysis["valid"].by_memory_size):
             by_metric.setdefault(run.row.metric_name, {})[f"{run.name}, seed {run.seed}"] = curve
+    title = f"size of long memory on {runs[0].title}"
     return [
-        partial(
-            sizes_panel, curves=curves, metric=metric, label=f"dev {metric}", title=f"size of long memory on {runs[0].title}"
-        )
+        partial(sizes_panel, curves=curves, metric=metric, label=f"dev {metric}", title=title)
         for metric, curves in sorted(by_metric.items(), reverse=True)
     ]
 
 
 def replay_picture(replay: Replay, path: Path) -> Path:
-    """Draw what each policy retains, and its perplexity, over the size of the memory; the oracle is black.
-
-    There is a panel for each memory and metric, and for each policy that was replayed with several c, beside fifo and oracle.
-    """
+    """Draw what each policy retains, and its perplexity, over the size of the memory; the oracle is black."""
     panels: list[Panel] = []
     for memory in replay.memories:
         title = f"{memory.memory}, {'exact' if replay.exact else 'approximate'}"
+        # A policy that was replayed with several c has a panel of its own, beside fifo and oracle.
         swept = dict.fromkeys(row.policy.split(" ")[0] for row in memory.rows if " c=" in row.policy)
         groups = [[row for row in memory.rows if row.policy.split(" ")[0] in (name, "fifo", "oracle")] for name in swept]
         for rows in groups or [memory.rows]:

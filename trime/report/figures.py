@@ -40,8 +40,7 @@ class Figure(ABC):
         """Return the panels that compare several runs, from the results of each; none: no figure."""
         return []
 
-    def height(self, run: ScoredRun) -> float:
-        """Return the height of a run's figure in inches."""
+    def height(self, run: ScoredRun) -> float:  # of a run's figure, in inches
         return PANEL_HEIGHT
 
 
@@ -55,7 +54,17 @@ class Curves(Figure):
         panels: list[Panel] = [partial(rows_panel, rows=rows)]
         if history.exists():
             with open(history, newline="") as file:
-                panels += history_panels([*csv.DictReader(file)], metric)
+                lines = [*csv.DictReader(file)]
+            panels.append(partial(training_panel, lines=lines, metric=metric))
+            gates = {  # how much each head takes from memory (Wu et al. 2022, Eq. 1)
+                column.removeprefix("train/").replace("/gate/", ", "): {
+                    int(line["update"]): float(line[column]) for line in lines if line[column]
+                }
+                for column in (lines[0] if lines else {})
+                if "/gate/" in column
+            }
+            if gates:
+                panels.append(lines_panel(gates, "gates", xlabel="update", ylabel="share of memory, σ(b)", ylim=(0, 1)))
         if any(layer.ages for layer in run.staleness):  # of stored keys (Wu et al. 2022, section 3.2)
             stale: dict[str, dict[int, float | None]] = {}
             for layer in run.staleness:
@@ -135,21 +144,6 @@ def lines_panel(lines: Mapping[str, Mapping[Any, float | None]], title: str, **l
 def means_of(buckets: list[Bucket]) -> dict[str, float]:
     """Return the means of buckets that have one, in per cent, but for that of all tokens."""
     return {cell.bucket: 100 * cell.mean for cell in buckets if cell.mean is not None and cell.bucket != AVERAGE}
-
-
-def history_panels(lines: list[dict[str, str]], metric: str) -> list[Panel]:
-    """Return the panel of losses in training, as perplexity or bits per character, and that of gates, if there are any."""
-    panels: list[Panel] = [partial(training_panel, lines=lines, metric=metric)]
-    gates = {  # how much each head takes from memory (Wu et al. 2022, Eq. 1)
-        column.removeprefix("train/").replace("/gate/", ", "): {
-            int(line["update"]): float(line[column]) for line in lines if line[column]
-        }
-        for column in (lines[0] if lines else {})
-        if "/gate/" in column
-    }
-    if gates:
-        panels.append(lines_panel(gates, "gates", xlabel="update", ylabel="share of memory, σ(b)", ylim=(0, 1)))
-    return panels
 
 
 def rows_panel(axis: Any, rows: list[Row]) -> None:

@@ -58,21 +58,16 @@ class Point:
     documents: tuple[tuple[float, float], ...] = ()  # summed loss and tokens of each on test
 
     @property
-    def names(self) -> str:
-        """Return the memories, as in ``local + long``."""
+    def names(self) -> str:  # as in ``local + long``
         return " + ".join(self.memories or ("vocabulary alone",))
 
     @property
-    def label(self) -> str:
-        """Return the memories and how the one of a datastore was searched."""
+    def label(self) -> str:  # the memories, and how the one of a datastore was searched
         return self.names + (f" ({self.external})" if self.external else "")
 
 
 def frontier_points(runs: list[ScoredRun]) -> list[Point]:
-    """Return every subset of memories in runs of one model, the best on dev first.
-
-    Subsets without a memory of a datastore, whose settings do not affect them, are returned once.
-    """
+    """Return every subset of memories in runs of one model, the best on dev first."""
     points: dict[Any, Point] = {}
     for run in runs:
         if not (subsets := run.subsets):
@@ -89,6 +84,7 @@ def frontier_points(runs: list[ScoredRun]) -> list[Point]:
                 gb=sum(cost.bytes for cost in costs) / 1e9,
                 documents=tuple(subset.documents),
             )
+            # Subsets without a datastore do not depend on its settings: they count once.
             first = points.setdefault((point.memories, point.external), point)
             if abs(point.dev / first.dev - 1) > TOLERANCE:
                 raise UserError(

@@ -21,12 +21,10 @@ class Group(NamedTuple):
 
     @property
     def first(self) -> ScoredRun:
-        """Return the run of the first seed."""
         return self.runs[0]
 
     @property
-    def name(self) -> str:
-        """Return the name of the experiment."""
+    def name(self) -> str:  # of the experiment
         return self.first.name
 
     @property
@@ -38,18 +36,15 @@ class Group(NamedTuple):
         return f"seed {seeds}" if len(self.runs) == 1 else f"{len(self.runs)} seeds: {seeds}"
 
     @property
-    def row(self) -> Row:
-        """Return the last row of the first run on test."""
+    def row(self) -> Row:  # the experiment's own on test, of the first seed
         return self.first.row
 
     @property
-    def dev(self) -> list[Row]:
-        """Return the last row of every run on dev."""
+    def dev(self) -> list[Row]:  # the same of every seed, on dev
         return [run.dev for run in self.runs]
 
     @property
-    def policy(self) -> str:
-        """Return the name of the eviction policy, without its settings."""
+    def policy(self) -> str:  # without its settings
         return (self.row.eviction or "").split(" ")[0]
 
     def values(self, split: str, metric: str) -> list[float]:
@@ -68,12 +63,10 @@ class Group(NamedTuple):
 
 
 def split_by_mixture(runs: list[ScoredRun]) -> list[ScoredRun]:
-    """Split each run that has both into the papers' rows and, as a run of its own, its last row with the fitted mixture.
-
-    A run whose other rows have no memory stays whole, represented by its last row. The analysis stays with the papers' rows.
-    """
+    """Split each run that has both into the papers' rows and, as a run of its own, its last row with the fitted mixture."""
     found = []
     for run in runs:
+        # A run whose other rows have no memory stays whole. The analysis is of the papers' rows.
         if run.is_fitted and any(row.memories != VOCABULARY for row in run.metrics["test"][:-1]):
             found.append(run.model_copy(update={"metrics": {split: rows[:-1] for split, rows in run.metrics.items()}}))
             run = run.model_copy(update={"name": f"{run.name}, {run.row.mixture}", "analysis": {}})
@@ -100,16 +93,14 @@ def rank_groups(groups: list[Group]) -> tuple[str, list[Group]]:
 
 
 def group_runs(runs: list[ScoredRun]) -> list[Group]:
-    """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice.
-
-    Runs have the same settings if their hashes or the settings of their commands are equal: versions of the code hash
-    differently. The same seed run again is no further seed: such runs are groups of their own.
-    """
+    """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice."""
+    # Versions of the code hash settings differently: equal commands count as equal settings.
     settings: dict[tuple[Any, str | None], list[str]] = {}
     for run in runs:
         settings.setdefault((experiment_key(run), run.config_hash), sorted(run.settings))
     groups = split_by(runs, lambda run: (key := experiment_key(run), *settings[key, run.config_hash]))
     keys: list[Callable[[ScoredRun], Any]] = [attrgetter(name) for name in ("row.memory_size", "config_hash", "made_at")]
+    # The same seed run again is no further seed: such runs become groups of their own.
     for further in [*keys, id]:
         complete = [len({run.seed for run in group}) == len(group) for group in groups]  # every run has its own seed
         split = [[group] if done else split_by(group, further) for group, done in zip(groups, complete, strict=True)]
@@ -118,7 +109,6 @@ def group_runs(runs: list[ScoredRun]) -> list[Group]:
 
 
 def split_by(runs: list[ScoredRun], key: Callable[[ScoredRun], Any]) -> list[list[ScoredRun]]:
-    """Split runs by a key, in the order in which its values occur."""
     groups: dict[Any, list[ScoredRun]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
@@ -149,10 +139,9 @@ def group_labels(groups: list[Group]) -> list[str]:
         namesakes = [others for other, others in described if other == name]
         labels.append(" ".join([name, *(word for word in words if any(word not in others for others in namesakes))]))
     count = Counter(labels)
-    return [
-        label if count[label] == 1 else f"{label} (made at {group.first.made_at})"
-        for label, group in zip(labels, groups, strict=True)
-    ]
+    # Names, settings and texts may all agree, as where the same command ran at two commits.
+    labelled = zip(labels, groups, strict=True)
+    return [label if count[label] == 1 else f"{label} (made at {group.first.made_at})" for label, group in labelled]
 
 
 def baseline_of(group: Group, groups: list[Group], name: str) -> Group | None:

@@ -70,10 +70,10 @@ def sample_sections(samples: list[Sample], content: str) -> list[Section]:
     passages = []
     for sample in samples:
         tokens = [token_content(token) for token in sample.tokens]
+        # The page opens on the token that owes most to memories.
         largest = max(range(len(tokens)), key=lambda number: sample.tokens[number].from_memories)
         tokens[largest]["open"] = True
-        shown = sample.before[-SHOWN_BEFORE:]
-        before = ("… " if shown != sample.before else "") + shown
+        before = ("… " if len(sample.before) > SHOWN_BEFORE else "") + sample.before[-SHOWN_BEFORE:]
         passages.append({"document": sample.document, "before": before, "tokens": tokens})
     return [Section("Samples with their memories", note, passages=passages, colours=colours)]
 

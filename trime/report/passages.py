@@ -55,8 +55,7 @@ class SampledToken(Record):
     agreeing: dict[str, tuple[int, int]] | None = None
 
     @property
-    def from_memories(self) -> float:
-        """Return how much of the probability came from memories."""
+    def from_memories(self) -> float:  # probability
         return self.probability - self.parts[VOCABULARY]
 
     @property
@@ -71,7 +70,6 @@ class SampledToken(Record):
 
     @property
     def colour(self) -> str:
-        """Return the colour of the memory that contributed most."""
         return memory_colours(self.parts)[self.largest]
 
 

@@ -20,7 +20,7 @@ from trime.report.canvas import save_panels
 from trime.report.comparison import compare_picture, compare_runs, curves_panels, joined_table, policies_panels
 from trime.report.figures import configured_figures
 from trime.report.frontier import report_frontier
-from trime.report.groups import Group, split_by, split_by_mixture
+from trime.report.groups import split_by, split_by_mixture
 from trime.report.page import Page, Section, commands_section, picture_sections, write_page
 from trime.report.results import distinct_runs, keep_results
 from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, scored_runs
@@ -89,7 +89,6 @@ def check_report(config: DictConfig) -> None:
 
 
 def run_facts(runs: Sequence[RunResult]) -> list[str]:
-    """Return the number of runs and the commits of their code."""
     commits = sorted({str(run.commit)[:12] for run in runs})
     return [f"{len(runs)} runs", f"commit {', '.join(commits)}"]
 
@@ -124,12 +123,15 @@ def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, com
     texts = split_by(split_by_mixture(runs), lambda run: run.text)
     by_name = sorted(texts, key=lambda of_text: tuple(map(str, of_text[0].text)))
     comparisons = [compare_runs(of_text, settings) for of_text in by_name]
-    warn_of_baseline([group for comparison in comparisons for group in comparison.groups], settings.against)
+    groups = [group for comparison in comparisons for group in comparison.groups]
+    names, against = {name for group in groups for name in (group.name, group.policy) if name}, settings.against
+    if len(groups) > 1 and against not in names:
+        print(f"report: no run is named {against}, so none is compared with it: set report.against={'|'.join(sorted(names))}")
     text = "\n".join(comparison.markdown(titled=len(comparisons) > 1) for comparison in comparisons)
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", to_csv(*joined_table(comparisons)))
     print(f"\n{text}\ntable: {folder / 'table.md'}, {folder / 'table.csv'}")
-    if orders := [f"{comparison.title}:\n\n{markdown(*comparison.order)}" for comparison in comparisons if comparison.verdicts]:
+    if orders := [f"{part.title}:\n\n{markdown(*part.order)}" for part in comparisons if part.verdicts]:
         write_atomically(folder / "order.md", "\n".join(orders))
         print(f"order of the papers: {folder / 'order.md'}")
     print(f"picture: {compare_picture([comparison.groups for comparison in comparisons], folder / 'picture.png')}")
@@ -143,10 +145,3 @@ def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, com
     sections = [section for comparison in comparisons for section in comparison.sections(figures)]
     page = Page(folder.name, run_facts(runs), [*sections, commands_section(runs, command)], ["table.csv", "order.md"])
     print(f"page: {write_page(page, folder / 'page.html')}")
-
-
-def warn_of_baseline(groups: list[Group], against: str) -> None:
-    """Print that no run of several is the baseline, if none is."""
-    names = {group.name for group in groups} | {group.policy for group in groups if group.policy}
-    if len(groups) > 1 and against not in names:
-        print(f"report: no run is named {against}, so none is compared with it: set report.against={'|'.join(sorted(names))}")

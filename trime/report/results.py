@@ -25,10 +25,7 @@ def write_results(path: Path, run: RunResult) -> None:
 
 
 def read_run(path: Path) -> RunResult:
-    """Return the results of a run; UserError if a file is truncated, not a run's, or was changed after it was written.
-
-    Files of versions that wrote no checksum are accepted as they are.
-    """
+    """Return the results of a run; UserError if a file is truncated, not a run's, or was changed after it was written."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -37,6 +34,7 @@ def read_run(path: Path) -> RunResult:
         raise UserError(f"{path} is truncated or no JSON: delete it and run its experiment again") from None
     if not is_run(content):
         raise UserError(f"{path} is not the results of a run: delete it and run its experiment again")
+    # Versions that wrote no checksum are accepted as they are.
     if content.pop(CHECKSUM, None) not in (None, checksum_of(content)):
         raise UserError(f"{path} was changed after it was written: delete it and run its experiment again")
     try:
@@ -65,7 +63,12 @@ def find_runs(patterns: list[str]) -> list[RunResult]:
     paths: set[Path] = set()
     others: set[Path] = set()
     for pattern in patterns:
-        files = json_files(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+        files: set[Path] = set()
+        for path in map(Path, glob.glob(str(Path(pattern).expanduser()), recursive=True)):
+            below = glob.glob(f"{glob.escape(str(path))}/**/*.json", recursive=True)  # follows links, as the pattern does
+            files |= {*map(Path, below)} if path.is_dir() else {path} & {path.with_suffix(".json")}
+        # Files beside or below a results.json belong to its run.
+        files = {file for file in files if file.name == RESULTS or not any((up / RESULTS).exists() for up in file.parents)}
         found = {file for file in files if file.name == RESULTS or holds_results(file)}
         if not files and len(patterns) > 1:
             print(f"report: {pattern} matches no results of a run")
@@ -78,15 +81,6 @@ def find_runs(patterns: list[str]) -> list[RunResult]:
     return read_runs(paths)
 
 
-def json_files(names: Iterable[str]) -> set[Path]:
-    """Return the JSON files among some paths and below them, without those that stand beside or below a results.json."""
-    files: set[Path] = set()
-    for path in map(Path, names):
-        below = glob.glob(f"{glob.escape(str(path))}/**/*.json", recursive=True)  # follows links, as the pattern does
-        files |= {*map(Path, below)} if path.is_dir() else {path} & {path.with_suffix(".json")}
-    return {file for file in files if file.name == RESULTS or not any((folder / RESULTS).exists() for folder in file.parents)}
-
-
 def holds_results(path: Path) -> bool:
     """Return whether a JSON file has the form of a run's results; UserError if it is no JSON."""
     try:
@@ -96,10 +90,7 @@ def holds_results(path: Path) -> bool:
 
 
 def distinct_runs(runs: Sequence[RunResult]) -> list[RunResult]:
-    """Return every observation once, and print which runs are copies of others: another folder or name is no second seed.
-
-    Of copies, the one that recorded most is kept: an analysis does not change what was observed.
-    """
+    """Return every observation once, and print which runs are copies of others: another folder or name is no second seed."""
     found: dict[str, list[RunResult]] = {}
     for run in runs:
         found.setdefault(observation(run), []).append(run)
@@ -107,14 +98,13 @@ def distinct_runs(runs: Sequence[RunResult]) -> list[RunResult]:
     if copies:
         names = [f"{run.name} seed {run.seed} (of {first.name} seed {first.seed})" for run, first in copies]
         print(f"report: counted once, as settings and results are the same: {', '.join(names)}")
+    # An analysis does not change what was observed: the run that recorded most is kept.
     return [max(same, key=lambda run: len(run.model_fields_set)) for same in found.values()]
 
 
 def observation(run: RunResult) -> str:
-    """Return a hash of an observation: settings, texts, and every result apart from times and memory.
-
-    A seed that changed the losses of no document changed nothing.
-    """
+    """Return a hash of an observation: settings, texts, and every result apart from times and memory."""
+    # The seed is no part of it: one that changed the losses of no document changed nothing.
     results = {split: [row.model_dump(include=OBSERVED) for row in rows] for split, rows in run.metrics.items()}
     if isinstance(run, ScoredRun):
         return checksum_of([run.config_hash or [run.name, run.parameters], run.text, run.other_texts, results])

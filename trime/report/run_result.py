@@ -231,13 +231,11 @@ class RunResult(Record):
         return [word for word in effective(split_command(self.command)) if "=" in word or word.startswith("~")]
 
     @property
-    def made_at(self) -> str:
-        """Return the commit and the time at which the run was made."""
+    def made_at(self) -> str:  # commit and time
         return ", ".join(filter(None, [str(self.commit)[:7], self.created]))
 
     @property
-    def title(self) -> str:
-        """Return the title of the text that was read."""
+    def title(self) -> str:  # of the text that was read
         return "questions"
 
 
@@ -264,18 +262,15 @@ class ScoredRun(RunResult):
     datastores: dict[str, Datastore] = {}  # by memory
 
     @property
-    def row(self) -> Row:
-        """Return the experiment's own row on test, the last."""
+    def row(self) -> Row:  # the experiment's own on test, the last
         return self.metrics["test"][-1]
 
     @property
-    def dev(self) -> Row:
-        """Return the experiment's own row on dev."""
+    def dev(self) -> Row:  # the same on dev
         return self.metrics["valid"][-1]
 
     @property
     def evaluated(self) -> Dataset:
-        """Return the evaluated text."""
         return self.evaluation_dataset or self.dataset
 
     @property
@@ -293,10 +288,7 @@ class ScoredRun(RunResult):
 
     @property
     def other_texts(self) -> dict[str, tuple[str, str]]:
-        """Return name and fingerprint of the text that the model learned from, if another is scored, and of the datastore's.
-
-        Runs of earlier versions have no fingerprint of a datastore's text.
-        """
+        """Return name and fingerprint of the text that the model learned from, if another is scored, and of the datastore's."""
         found = {}
         if self.evaluation_dataset:
             found["trained on"] = self.dataset.name, self.dataset.fingerprint
@@ -360,18 +352,15 @@ class AnsweringRun(RunResult):
 
     @property
     def row(self) -> AnswerRow:
-        """Return the only row."""
         ((row,),) = self.metrics.values()
         return row
 
     @property
-    def measure(self) -> str:
-        """Return the measure by which an answer counts: exact_match or contained."""
+    def measure(self) -> str:  # by which an answer counts: exact_match or contained
         return str(self.answering.get("counts", "exact_match"))
 
     @property
-    def share(self) -> float:
-        """Return the share of questions that were answered."""
+    def share(self) -> float:  # of questions that were answered
         return float(getattr(self.row, self.measure))
 
 

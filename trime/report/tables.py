@@ -14,7 +14,7 @@ import numpy as np
 
 from trime.common.metrics import MEASURES
 from trime.report.bootstrap import Difference, paired_bootstrap
-from trime.report.run_result import FEW_TOKENS, VOCABULARY, Analysis, Record, Row, ScoredRun, Subsets
+from trime.report.run_result import FEW_TOKENS, VOCABULARY, Record, Row, ScoredRun, Subsets
 
 TableRows = list[list[str]]
 
@@ -27,10 +27,12 @@ class Table(NamedTuple):
 
     @property
     def numeric(self) -> list[bool]:
-        """Return for each column whether it holds numbers, which are aligned to the right."""
-        return [column > 0 and is_numeric([line[column] for line in self.lines]) for column in range(len(self.header))]
+        """Return for each column whether its cells, but for empty ones, hold numbers, which are aligned to the right."""
+        columns = [[line[column] for line in self.lines if line[column]] for column in range(len(self.header))]
+        return [place > 0 and bool(cells) and all(map(NUMBERS.fullmatch, cells)) for place, cells in enumerate(columns)]
 
 
+NUMBERS = re.compile(r"[-+]?[\d,.]+( / [\d.]+)?")
 INTERVAL_CELL = re.compile(r"([-+]?[\d.]+) (?:\[([-+]?[\d.]+), ([-+]?[\d.]+)\]|one part)")
 PAIR_CELL = re.compile(r"(?:([\d.]+) / )?([\d.]+)$")  # published results: dev / test, or test alone
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
@@ -47,12 +49,6 @@ def markdown(header: list[str], lines: TableRows) -> str:
 
     rule = ["-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True)]
     return "\n".join([joined(header), f"| {' | '.join(rule)} |", *map(joined, lines)]) + "\n"
-
-
-def is_numeric(cells: list[str]) -> bool:
-    """Return True if all cells that are not empty hold numbers."""
-    filled = [re.fullmatch(r"[-+]?[\d,.]+( / [\d.]+)?", cell) for cell in cells if cell]
-    return bool(filled) and all(filled)
 
 
 def to_csv(header: list[str], lines: TableRows) -> str:
@@ -159,6 +155,7 @@ def run_table(run: ScoredRun) -> Table:
     columns: list[dict[str, str]] = []
     for dev, test in zip(run.metrics["valid"], run.metrics["test"], strict=True):
         edges = {name: EDGE * (name in dev.at_grid_edge) for name in test.tuned}
+        tuned = [f"{SYMBOLS.get(name, name)} {value:g}{edges[name]}" for name, value in test.tuned.items()]
         columns.append(
             {
                 "memories": test.memories,
@@ -170,9 +167,7 @@ def run_table(run: ScoredRun) -> Table:
                 "dev tokens": f"{dev.tokens:,}",
                 "search": test.search or "",
                 PROCESSOR_TIME: processor_text(test.processor_ms_per_token),
-                "tuned on dev": ", ".join(
-                    f"{SYMBOLS.get(name, name)} {value:g}{edges[name]}" for name, value in test.tuned.items()
-                ),
+                "tuned on dev": ", ".join(tuned),
             }
         )
     hidden = {title for title in ("test BLEU", "dev BLEU", PROCESSOR_TIME) if not any(line[title] for line in columns)}
@@ -187,7 +182,6 @@ def table_of(lines: list[dict[str, str]], hidden: Iterable[str] = ()) -> Table:
 
 
 def optional(value: float | None, specification: str) -> str:
-    """Return a formatted number; an empty cell for None."""
     return "" if value is None else format(value, specification)
 
 
@@ -200,23 +194,20 @@ def analysis_text(run: ScoredRun) -> str:
     """Return the tables of an analysis: loss by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13), loss by size
     of the long memory (Figure 3).
     """
-    metric = run.row.metric_name
-    return "\n".join(f"On {split}:\n\n{split_tables(analysis, metric)}" for split, analysis in run.analysis.items())
-
-
-def split_tables(analysis: Analysis, metric: str) -> str:
-    """Return the analysis tables of one split."""
-    first = next(iter(analysis.buckets.values()))
-    lines = [[label, *(format_loss(cell.loss, metric) for cell in cells)] for label, cells in analysis.buckets.items()]
-    lines.append(["tokens", *(f"{cell.tokens:,}" for cell in first)])
-    tables = [markdown([f"{metric} by frequency on dev", *(cell.bucket for cell in first)], lines)]
-    if retrieval := analysis.retrieval:
-        shares = [f"{100 * share:.2f}" for share in retrieval.values()]
-        tables.append(markdown(["retrieval accuracy, %", *(f"top {k}" for k in retrieval)], [["datastore", *shares]]))
-    if curve := analysis.by_memory_size:
-        losses = [format_loss(loss, metric) for loss in curve.values()]
-        tables.append(markdown(["contexts in long memory", *curve], [[metric, *losses]]))
-    return "\n".join(tables)
+    metric, texts = run.row.metric_name, []
+    for split, analysis in run.analysis.items():
+        first = next(iter(analysis.buckets.values()))
+        lines = [[label, *(format_loss(cell.loss, metric) for cell in cells)] for label, cells in analysis.buckets.items()]
+        lines.append(["tokens", *(f"{cell.tokens:,}" for cell in first)])
+        tables = [markdown([f"{metric} by frequency on dev", *(cell.bucket for cell in first)], lines)]
+        if retrieval := analysis.retrieval:
+            shares = [f"{100 * share:.2f}" for share in retrieval.values()]
+            tables.append(markdown(["retrieval accuracy, %", *(f"top {k}" for k in retrieval)], [["datastore", *shares]]))
+        if curve := analysis.by_memory_size:
+            losses = [format_loss(loss, metric) for loss in curve.values()]
+            tables.append(markdown(["contexts in long memory", *curve], [[metric, *losses]]))
+        texts.append(f"On {split}:\n\n" + "\n".join(tables))
+    return "\n".join(texts)
 
 
 MEMORIES_NOTE = (
