@@ -85,12 +85,9 @@ class Hardware:
 
 @contextmanager
 def training_products(device: torch.device, precision: str) -> Iterator[None]:
-    """Let a CUDA device multiply float32 matrices as TF32, of 10 bits, in a training in bfloat16 (7 bits) or half precision.
-
-    What such a training computes in float32, above all the scores of its memory, comes from products that were rounded to
-    fewer bits.
-    """
+    """Let a CUDA device multiply float32 matrices as TF32 (10 bits) in a training in bfloat16 (7 bits) or half precision."""
     before = torch.get_float32_matmul_precision()
+    # What such a training computes in float32 comes from products that were rounded to fewer bits than TF32 has.
     if device.type == "cuda" and precision.startswith(("bf16", "16")) and before == "highest":
         torch.set_float32_matmul_precision("high")
     try:
