@@ -21,13 +21,10 @@ FEWEST_LONG = 4  # a budget is spread over at least this many of the documents t
 
 
 class Segments(NamedTuple):
-    """Row i covers tokens [start, start + length) of a document; the first ``context`` of them are not scored.
-
-    ``document_offset`` is where the document's first token lies in the split.
-    """
+    """Row i covers tokens [start, start + length) of a document; the first ``context`` of them are not scored."""
 
     document: np.ndarray
-    document_offset: np.ndarray
+    document_offset: np.ndarray  # of the document's first token, in the split
     start: np.ndarray
     length: np.ndarray
     context: np.ndarray
@@ -36,11 +33,9 @@ class Segments(NamedTuple):
         return len(self.start)
 
     def scored(self) -> int:
-        """Return the number of scored tokens."""
         return int((self.length - self.context).sum())
 
     def take(self, index: np.ndarray | list[int] | slice) -> Segments:
-        """Return the segments at an index."""
         return Segments(*(column[index] for column in self))
 
 

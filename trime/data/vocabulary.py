@@ -97,7 +97,6 @@ class Vocabulary:
             raise UserError(f"{path} is not a fairseq dictionary ({error}): name the dict.txt of the checkpoint") from None
 
     def save(self, path: Path) -> None:
-        """Write the vocabulary as JSON."""
         content = {"eos": self.symbols[self.eos], "unknown": self.symbols[self.unknown]}
         path.write_text(json.dumps({**content, "symbols": self.symbols, "counts": self.counts}))
 

@@ -25,14 +25,11 @@ class Hypothesis(NamedTuple):
 
 
 class Beam(NamedTuple):
-    """A beam of ``size`` hypotheses a sentence; ``length_penalty`` 1 scores by the mean log-probability, 0 by the sum.
-
-    ``min_length`` is the minimum number of tokens of a hypothesis (fairseq's --min-len).
-    """
+    """A beam of ``size`` hypotheses a sentence; ``length_penalty`` 1 scores by the mean log-probability, 0 by the sum."""
 
     size: int
     length_penalty: float
-    min_length: int = 0
+    min_length: int = 0  # of a hypothesis, in tokens (fairseq's --min-len)
 
     def search(self, step: StepFunction, start: int, end: int, longest: list[int], device: torch.device) -> list[Hypothesis]:
         """Return the best finished hypothesis of each sentence, of ``min_length`` to ``longest`` tokens.

@@ -33,14 +33,11 @@ from trime.scoring.scorer import Scorer
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """Choose the most probable token (``temperature`` 0), or sample from the smallest set with probability ``top_p`` in all.
-
-    ``excluded`` tokens are never chosen.
-    """
+    """Choose the most probable token (``temperature`` 0), or sample from the smallest set with probability ``top_p`` in all."""
 
     temperature: float = 1.0
     top_p: float = 1.0
-    excluded: tuple[int, ...] = ()
+    excluded: tuple[int, ...] = ()  # never chosen
 
     def __call__(self, probability: Float[Tensor, " v"], generator: torch.Generator) -> int:
         if self.excluded:
@@ -104,7 +101,6 @@ class Continuation:
 
     @torch.no_grad()
     def read(self, tokens: list[int]) -> None:
-        """Append known tokens."""
         for remaining, token in zip(range(len(tokens), 0, -1), tokens, strict=True):
             if self.history and self.experts is not None and self.history_length == len(self.tokens):
                 self.history.features(0, self.experts.log_probability(token)[None].float())
@@ -188,7 +184,6 @@ class Continuation:
         return fitted_attribution(self.row, self.experts, self.mixture.log_weights(total, features)[0]), entries
 
     def generate(self, count: int, sampler: TokenSampler, seed: int) -> Iterator[AttributedToken]:
-        """Generate ``count`` tokens."""
         generator, text = torch.Generator().manual_seed(seed), self.tokens
         for _ in range(count):
             if self.tokens is not text:
@@ -261,7 +256,7 @@ def top_entries(step: AttributedToken, count: int) -> list[tuple[str, float, int
     ]
     ranked = sorted((one for one in contributions if one[1] > 0), key=lambda one: -one[1])
     largest = max(step.entries, key=lambda name: float(step.attribution.parts[name][step.token]), default=None)
-    # The largest memory's mass may be spread over so many entries that single ones of others are larger: one is always shown.
+    # The largest memory's mass may be spread thinly, with larger single entries in others: one of it is always shown.
     best = [one for one in ranked if one[0] == largest][:1]
     chosen = [*best, *(one for one in ranked if one not in best)][:count]
     return sorted(chosen, key=lambda one: one[0] != largest)

@@ -136,7 +136,7 @@ class Translator:
     def attribution(
         self, logits: Float[Tensor, "n v"], f: Float[Tensor, "n d"], g: Float[Tensor, "n d"], sentence: Int[Tensor, " n"]
     ) -> tuple[Attribution, dict[str, Entries]]:
-        """Return each context's probabilities by component, and its nearest entries, of which a sentence's own are hidden."""
+        """Return each context's probabilities by component, and its nearest entries but for those of its own sentence."""
         if self.nearest is None:
             return Attribution({"vocabulary": logits.softmax(1)}, {}), {}
         zeros = torch.zeros(len(g), dtype=torch.long, device=g.device)

@@ -25,28 +25,19 @@ PAD = 1  # in every fairseq dictionary
 POSITIONS = 4096  # at least: sinusoids are computed, so windows may be longer than in training
 TRANSLATION_POSITIONS = 1024  # fairseq's default
 PLAIN_INPUT, SOFTMAX = "trime.models.layers.embeddings.PlainInput", "trime.models.layers.heads.Softmax"
-# Arguments that change the forward pass, and the values of them that are supported
-LANGUAGE_MODEL = {
-    "decoder_learned_pos": (False, None),
-    "no_token_positional_embeddings": (False, None),
-    "no_scale_embedding": (False, None),
-    "character_embeddings": (False, None),
+# Arguments that change the forward pass, and the values of them that are supported: most must be off.
+BOTH = ("decoder_learned_pos", "no_token_positional_embeddings", "no_scale_embedding")
+LANGUAGE_MODEL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys((*BOTH, "character_embeddings"), (False, None)),
     "activation_fn": ("relu", None),
     "decoder_normalize_before": (True, None),
 }
-TRANSLATION = {
-    "encoder_learned_pos": (False, None),
-    "decoder_learned_pos": (False, None),
-    "no_token_positional_embeddings": (False, None),
-    "no_scale_embedding": (False, None),
-    "layernorm_embedding": (False, None),
-    "activation_fn": ("relu", None),
-    "adaptive_input": (False, None),
-    "adaptive_softmax_cutoff": (None,),
-    "no_decoder_final_norm": (False, None),
-    "no_cross_attention": (False, None),
-    "cross_self_attention": (False, None),
+TRANSLATION: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys((*BOTH, "encoder_learned_pos", "layernorm_embedding", "adaptive_input"), (False, None)),
+    **dict.fromkeys(("no_decoder_final_norm", "no_cross_attention", "cross_self_attention"), (False, None)),
     "share_all_embeddings": (False, None),
+    "activation_fn": ("relu", None),
+    "adaptive_softmax_cutoff": (None,),
 }
 SIDES = {"layers": "layers", "heads": "attention_heads", "inner": "ffn_embed_dim", "width": "embed_dim"}  # equal on both sides
 SUBLAYERS = {

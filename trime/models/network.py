@@ -108,7 +108,6 @@ class Reader:
         return [] if self.state is None else tree_flatten(self.state)[0]
 
     def restore(self, tensors: list[Tensor], device: Any) -> None:
-        """Restore a state that ``state_tensors`` has returned."""
         if not tensors:
             self.state = None
             return

@@ -238,7 +238,6 @@ class AnswerSample(Record):
 
     @property
     def judgement(self) -> str:
-        """Return whether the question was answered correctly, in words."""
         return f"answered {'correctly' if self.right else 'incorrectly'}"
 
     @property

@@ -19,16 +19,12 @@ DRAWS = 10_000
 
 
 class Difference(NamedTuple):
-    """The first group's value minus the other's, with the interval that holds 95 % of the bootstrap draws.
-
-    ``units`` is the number of documents, parts or sentences that were resampled, times that of seeds. With one part and one
-    seed there is nothing to resample, and the interval is NaN.
-    """
+    """The first group's value minus the other's, with the interval that holds 95 % of the bootstrap draws."""
 
     value: float
-    low: float
+    low: float  # NaN where one part and one seed leave nothing to resample
     high: float
-    units: int
+    units: int  # documents, parts or sentences, times seeds
 
     @property
     def interval(self) -> str:

@@ -79,7 +79,6 @@ class Comparison(NamedTuple):
         return "\n\n".join([*shown, *notes]) + "\n"
 
     def sections(self, figures: dict[str, Figure]) -> list[Section]:
-        """Return the sections of the text on a page."""
         note = " ".join([f"{tables.text_facts(self.runs[0])}. The worst run comes first.", *tables.text_notes(self.runs[0])])
         panels: list[Panel] = [
             partial(compare_panel, groups=self.groups),

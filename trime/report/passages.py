@@ -42,17 +42,14 @@ class Entry(Record):
 
 
 class SampledToken(Record):
-    """A token with the parts of its probability by source, the vocabulary first; ``shown`` is its text on a page.
-
-    ``agreeing`` is the number of each memory's entries that hold the token, and of all its entries.
-    """
+    """A token with the parts of its probability by source, the vocabulary first."""
 
     text: str
-    shown: str
+    shown: str  # on a page
     probability: float
     parts: dict[str, float]
     entries: list[Entry]
-    agreeing: dict[str, tuple[int, int]] | None = None
+    agreeing: dict[str, tuple[int, int]] | None = None  # of each memory's entries, those that hold the token, and all
 
     @property
     def from_memories(self) -> float:  # probability

@@ -30,7 +30,7 @@ POLICIES_NOTE = (
     "Share of questions answered, %, with Wilson's 95 % interval; which answers count is answering.counts of each run."
 )
 NAME = re.compile(r"[^./\0][^/\0]*")  # of a folder
-MANY_RUNS = 12  # of which the table is shown when its heading is selected
+MANY_RUNS = 12  # their table is folded under its heading
 LATEST = "latest"  # the name of a link to the latest report
 DEPTH_HEIGHT = 2.8  # inches of a panel by depth and length
 

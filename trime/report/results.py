@@ -19,7 +19,6 @@ CHECKSUM = "checksum"  # the key of results.json that holds it
 
 
 def write_results(path: Path, run: RunResult) -> None:
-    """Write the results of a run with their checksum."""
     content = run.to_json()
     write_atomically(path, compact_json(content | {CHECKSUM: checksum_of(content)}, path))
 

@@ -31,7 +31,6 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content for a JSON file."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -76,11 +75,7 @@ class Bucket(Record):
 
 
 class Row(Record):
-    """The result of a combination of memories on a split; ``loss`` is in nats per token.
-
-    ``documents`` has the summed loss and the tokens of each unit that a bootstrap resamples, ``bleu_statistics`` the ten
-    numbers of each sentence from which BLEU is computed.
-    """
+    """The result of a combination of memories on a split; ``loss`` is in nats per token."""
 
     memories: str
     mixture: str = ""
@@ -89,7 +84,7 @@ class Row(Record):
     loss: float
     perplexity: float
     tokens: int
-    documents: list[tuple[float, int]]
+    documents: list[tuple[float, int]]  # summed loss and tokens of each unit of a bootstrap
     bootstrap_unit: str = "documents"
     by_memory_size: dict[str, float] = {}  # loss
     bits_per_byte: float | None = None
@@ -104,7 +99,7 @@ class Row(Record):
     processor_ms_per_token: float | None = None  # earlier versions measured elapsed time alone
     peak_memory_mb: float | None = None
     bleu: float | None = None
-    bleu_statistics: list[list[int]] | None = None
+    bleu_statistics: list[list[int]] | None = None  # of each sentence
 
     @property
     def metric_name(self) -> str:
@@ -113,7 +108,6 @@ class Row(Record):
 
     @property
     def value(self) -> float:
-        """Return the result in the row's metric."""
         return MEASURES[self.metric_name](self.loss)
 
 
@@ -379,7 +373,6 @@ def run_from_json(content: dict[str, Any]) -> RunResult:
 
 
 def scored_runs(runs: Iterable[RunResult]) -> list[ScoredRun]:
-    """Return those of some runs that scored a text."""
     return [run for run in runs if isinstance(run, ScoredRun)]
 
 

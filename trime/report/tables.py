@@ -103,7 +103,6 @@ UNKNOWN_NOTE = (
 
 
 def applicable(notes: Mapping[str, bool]) -> list[str]:
-    """Return the notes that apply."""
     return [note for note, applies in notes.items() if applies]
 
 

@@ -24,7 +24,6 @@ class TokenMeans:
         self.sum, self.count = np.zeros(vocabulary), np.zeros(vocabulary, np.int64)
 
     def add(self, token: Int[Tensor, " n"], value: Float[Tensor, " n"]) -> None:
-        """Add one value for each token."""
         np.add.at(self.sum, token.cpu().numpy(), value.double().cpu().numpy())
         np.add.at(self.count, token.cpu().numpy(), 1)
 

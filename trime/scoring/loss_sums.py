@@ -45,7 +45,6 @@ class LossSums:
         return {"part": torch.tensor([*self.losses]), "loss": torch.stack(losses), "count": torch.tensor(counts)}
 
     def put_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Add the sums that ``tensors`` returned."""
         keys, counts = tensors["part"].tolist(), tensors["count"].tolist()
         for (document, part), loss, count in zip(keys, tensors["loss"], counts, strict=True):
             self.put((document, part), loss, count)

@@ -36,7 +36,7 @@ def window_of(
 ) -> Window:
     """Return a window of a text for memories and mixtures.
 
-    g are its contexts, of which the last m are scored by their ``logits`` and the ones before were scored already;
+    g are its contexts: the last m are scored by their ``logits``, and the ones before were scored already;
     ``targets`` are the tokens that followed, and ``start`` the position of the first of them in the ``document``. Raises
     UserError where lengths disagree, targets are outside of the vocabulary, or values are not finite.
     """

@@ -131,7 +131,7 @@ class GridScorer:
 
 
 def without_target(mass: LogMass) -> LogMass:
-    """Return a mass of which nothing is the target's."""
+    """Return the mass without the target's part."""
     return LogMass(torch.full_like(mass.target, -math.inf), mass.total)
 
 

@@ -39,7 +39,6 @@ class Hardware:
 
     @property
     def device(self) -> torch.device:
-        """The device that models run on."""
         return torch.device("cuda" if torch.cuda.is_available() and self.accelerator != "cpu" else "cpu")
 
     def autocast(self) -> torch.autocast:

@@ -35,7 +35,6 @@ class Cosine:
         self.period, self.stretch, self.shrink = period or max(1, updates - warmup), stretch, shrink
 
     def __call__(self, update: int) -> float:
-        """Return the learning rate of an update."""
         if update < self.warmup:
             return self.initial + (self.peak - self.initial) * update / self.warmup
         past = update - self.warmup

@@ -108,13 +108,7 @@ class Alternating:
 
 
 class Streams:
-    """Batches of ``size`` rows that hold the next segment of each row, so that a state can be carried from batch to batch.
-
-    Each row reads documents of its own in order, segment by segment (Wu et al. 2022, Figure 3). The longest documents are
-    assigned first, each to the row with the fewest segments, so that rows end together; a row then reads its documents in
-    random order. A document longer than a row's share of the text is split into pieces that are read like documents, so that
-    a text of one document fills all rows too.
-    """
+    """Batches of ``size`` rows, each with the next segment of its own documents: states are carried on (Wu et al. 2022)."""
 
     needs_neighbours, contiguous_rows = False, True
 
@@ -126,10 +120,12 @@ class Streams:
         random = generator(self.seed, epoch)
         share = -(-len(segments) // self.size)
         documents = np.split(np.arange(len(segments)), np.flatnonzero(np.diff(segments.document)) + 1)
+        # A document longer than a row's share is split, so that a text of one document fills all rows too.
         pieces = [piece for document in documents for piece in np.array_split(document, -(-len(document) // share))]
         pieces = [pieces[i] for i in random.permutation(len(pieces))]
         rows: list[list[np.ndarray]] = [[] for _ in range(self.size)]
         load = np.zeros(self.size, np.int64)
+        # The longest first, each to the row with the fewest segments, so that rows end together.
         for piece in sorted(pieces, key=len, reverse=True):
             row = int(load.argmin())
             rows[row].append(piece)
@@ -167,7 +163,6 @@ def greedy_chain(lists: list[list[int]], order_of_starts: list[int]) -> list[int
 
 
 def generator(seed: int, epoch: int) -> np.random.Generator:
-    """Return the random generator of an epoch."""
     return np.random.default_rng([seed, epoch])
 
 
@@ -177,7 +172,6 @@ def chunks(order: list[T], size: int) -> list[list[T]]:
 
 
 def shuffled(batches: list[list[int]], random: np.random.Generator) -> list[list[int]]:
-    """Return the batches in random order."""
     return [batches[i] for i in random.permutation(len(batches))]
 
 

@@ -48,7 +48,6 @@ class Budget:
         self.needs_neighbours, self.size = k is not None, check_size(tokens if size is None else size)
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
-        """Return batches that hold every sentence once."""
         random = generator(self.seed, epoch)
         # The shuffle comes first: a stable sort then leaves sentences of one length in random order.
         order = random.permutation(len(segments)).tolist()
@@ -123,7 +122,6 @@ class Published:
         return fill_batches(order, lengths, capacity, len(order), multiple=self.multiple)
 
     def distribute(self, batches: list[list[int]], epoch: int) -> list[list[list[int]]]:
-        """Return each process's batches of an epoch."""
         if self.order == "kept":
             groups = self.processes // self.combined
             size = -(-len(batches) // groups)

@@ -102,7 +102,6 @@ class Babilong:
         return files[0]
 
     def stories(self, task: int, split: str) -> list[tuple[int, Story]]:
-        """Return the numbered stories of a split."""
         chosen = []
         for number, story in enumerate(stories(self.task_file(task, split))):
             people = [fact.split()[0] for fact in story.facts]
@@ -222,7 +221,6 @@ def random_passage(sentences: list[str], words: int, rng: random.Random) -> list
 
 
 def open_background(folder: str | None) -> Folder:
-    """Open ``questions.background``; UserError if it is not a folder."""
     if folder is None or not local_copy(folder).is_dir():
         raise UserError(f"questions.background={folder}: name a folder of novels or other text")
     return Folder(folder, Whitespace(), "questions.background")
@@ -247,7 +245,6 @@ def sentences_of(path: Path) -> list[str]:
 
 @cache
 def prose() -> list[str]:
-    """Return the sentences of Python's help texts."""
     from pydoc_data.topics import topics
 
     return split_sentences("\n".join(topics[name] for name in sorted(topics)))

@@ -44,7 +44,6 @@ def prompt_parts(example: Example, order: str = "first") -> tuple[str, str]:
 
 
 def prompt(example: Example, order: str = "first") -> str:
-    """Return the whole prompt of a question."""
     return "".join(prompt_parts(example, order))
 
 

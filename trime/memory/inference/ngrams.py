@@ -214,7 +214,7 @@ class DocumentNgrams(Ngrams):
         """Return the counts, which include the window's earlier tokens; these are then removed until they are written."""
         self.start_document(window)
         of_target, total, added = self.count(window, window.query.token.cpu().numpy().astype(np.int64))
-        np.subtract.at(self.counts, added, 1)
+        np.subtract.at(self.counts, added, 1)  # a slot may have gone up several times
         return of_target, total
 
     def write(self, window: Window) -> None:
@@ -250,6 +250,7 @@ class DocumentNgrams(Ngrams):
         before = self.recent_tokens.before(window) if first else self.tokens
         history = np.concatenate([before, current])
         followers, places = [], np.arange(len(history))
+        # Orders rise: the places of a shorter context are narrowed down to those of the next.
         for number, order in enumerate(self.orders.tolist()):
             matched = 0 if not number else self.orders[number - 1]
             for back in range(matched, min(order, len(history))):

@@ -1,6 +1,6 @@
 """A memory of fixed size, inside a layer or for contexts, whose eviction policy decides which entries are kept.
 
-Each operation takes a state and returns a new one; only ``overwrite`` changes the tensors of the given one. Shapes never
+Each operation takes a state and returns a new one; only ``overwrite`` changes the tensors of the old one. Shapes never
 change: empty slots have position -1 and score -inf, surviving entries keep their slots, new entries fill free slots oldest
 first, and each row can be reset by itself.
 """
@@ -51,7 +51,7 @@ class BoundedMemory:
         return MemoryState(tuple(column.new_zeros(b, m, *column.shape[2:]) for column in columns), ranking)
 
     def reset(self, state: MemoryState, rows: Bool[Tensor, " b"]) -> MemoryState:
-        """Return the state with the given rows emptied and their columns set to zero."""
+        """Return the state with these rows emptied and their columns set to zero."""
         old, slots = state.ranking, rows[:, None]
         ranking = Ranking(
             old.position.masked_fill(slots, -1),
@@ -76,6 +76,7 @@ class BoundedMemory:
         """Return a state of another size as one of this size: its best entries, or all of them and empty slots."""
         old = state.ranking
         score = self.policy.compete(old.position, old.score, self.size)
+        # Entries move to the first slots, in order: a memory of another size has no use for their places.
         kept = keep_mask(old.position, score, self.size, self.policy.newest_first)
         source, empty = first_true(kept, self.size), self.empty(state.columns)
         slot = torch.arange(source.shape[1], device=source.device).expand_as(source)

@@ -96,6 +96,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # Every rank's loss depends on these rows: their gradient is the sum over ranks.
         gradient = gradients[0].contiguous().clone()
         distributed.all_reduce(gradient)
         return gradient.split(ctx.counts)[distributed.get_rank()], None

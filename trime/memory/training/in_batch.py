@@ -39,7 +39,7 @@ class InBatch:
         self.visibility, self.drop_local = visibility, drop_local
         if stale < 0:
             raise ValueError(
-                f"stale={stale}: the number of earlier batches that are memory must be at least 0: set memory.stale"
+                f"stale={stale}: the number of earlier batches whose contexts are memory must be at least 0: set memory.stale"
             )
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be positive: set memory.temperature")

@@ -55,6 +55,7 @@ class NearestInBatch:
         score = similarity(query, memory, self.metric).masked_fill(hidden, -math.inf)
         score, index = score.topk(min(self.k or len(memory), len(memory)), dim=1)
         scaled = score / (divisor * self.temperature)[:, None, None]
+        # Gradient reaches the selected contexts alone: top-k passes it to what it took.
         other = token[index] != target[:, None]
         return safe_logsumexp(scaled.masked_fill(other, -math.inf)), safe_logsumexp(scaled)
 

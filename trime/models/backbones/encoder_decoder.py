@@ -23,7 +23,7 @@ KEYS = ("g", "f")
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of queries to given keys and values."""
+    """Multi-head attention to keys and values from elsewhere: another sequence, or a cache."""
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()

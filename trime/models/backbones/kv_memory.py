@@ -36,11 +36,9 @@ GATES = ("bias", "content")
 
 
 class KeyValueState(NamedTuple):
-    """The entries, and those of the last segment, which are inserted when the next one is read.
+    """The entries, and those of the last segment, which are inserted when the next one is read."""
 
-    They are then written into the entries' tensors in place: a state may be read again until the next state has been read.
-    """
-
+    # Written in place when the next segment is read: a state may be read again until the state after it has been read.
     entries: MemoryState
     pending: tuple[Tensor, Tensor]  # keys and values [b h l d] of the last segment
     position: Int[Tensor, "b l"]
@@ -111,7 +109,6 @@ class KeyValueMemory(nn.Module):
         )
 
     def reset(self, state: KeyValueState, rows: Bool[Tensor, " b"]) -> KeyValueState:
-        """Return the memory with the chosen batch rows cleared."""
         entries = self.memory.reset(state.entries, self.expand_rows(rows))
         return state._replace(entries=entries, position=state.position.masked_fill(rows[:, None], -1))
 

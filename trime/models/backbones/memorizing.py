@@ -32,16 +32,12 @@ from trime.models.layers.sliding import Cache, RelativeBias, SlidingWindow, slid
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Options of the official layer that this package's differs in: RMS norms, no biases, normalized queries and keys.
-
-    ``normalize``: queries and keys have length 1, and each head has a learned scale instead of 1/sqrt(d).
-    ``head_width``: width of queries, keys and values; None: the model's width divided by the number of heads.
-    """
+    """Options of the official layer that this package's differs in: RMS norms, no biases, normalized queries and keys."""
 
     norm: str = "layer"
     biases: bool = True
-    normalize: bool = False
-    head_width: int | None = None
+    normalize: bool = False  # queries and keys to length 1; each head then learns a scale instead of 1/sqrt(d)
+    head_width: int | None = None  # of queries, keys and values; None: the model's width / heads
 
 
 class AttentionState(NamedTuple):
@@ -106,7 +102,7 @@ class KNNAttention(nn.Module):
         state: AttentionState,
         position: Int[Tensor, "b l"],
     ) -> tuple[Float[Tensor, "b h l d"], AttentionState]:
-        """Return attended values for given queries, keys and values, and the new state; a content gate reads ``x``."""
+        """Return attended values of queries, keys and values, and the new state; a content gate reads ``x``."""
         query, key, value = projections
         (query, key), scale = self.normalize_and_scale(query, key)
         dropout = self.dropout if self.training else 0.0

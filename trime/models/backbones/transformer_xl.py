@@ -59,7 +59,6 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "b l d"], state: MemoryState, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b l d"], MemoryState]:
-        """Return attended values, and the cache with this segment."""
         context = concat_cache(state, x, position)
         key, value = split_heads(self.kv_proj(context.states), 2, self.heads)
         (query,) = split_heads(self.q_proj(x), 1, self.heads)

@@ -16,11 +16,7 @@ MATH_MAX_KEYS = 256  # keys up to which whole attention matrices are faster with
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention to a row's own and earlier positions (Vaswani et al. 2017).
-
-    Padding follows a row's tokens, so that the causal mask hides it from every token; ``padding`` hides padding from
-    itself as well.
-    """
+    """Multi-head attention to a row's own and earlier positions (Vaswani et al. 2017); ``padding`` is hidden."""
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0):
         super().__init__()
@@ -37,7 +33,7 @@ class CausalAttention(nn.Module):
         query, key, value = split_heads(self.qkv_proj(x), 3, self.heads)
         dropout = self.dropout if self.training else 0.0
         mask = None
-        if padding is not None:
+        if padding is not None:  # it follows a row's tokens, which do not see it anyway: hidden from itself too
             length = padding.shape[1]
             # The first position stays visible, so that no row of the softmax is empty.
             hidden = padding & (torch.arange(length, device=padding.device) > 0)
@@ -85,13 +81,10 @@ def feed_forward(width: int, inner: int, dropout: float, biases: bool = True) ->
 
 
 class AttentionTrace(NamedTuple):
-    """The attention of each row's last query to a memory, averaged over heads and layers, with the entries' positions.
-
-    Entries of several heads or layers stand one after another; position -1 marks an empty slot.
-    """
+    """The attention of each row's last query to a memory, averaged over heads and layers, whose entries stand side by side."""
 
     share: Float[Tensor, "b m"]
-    position: Int[Tensor, "b m"]
+    position: Int[Tensor, "b m"]  # -1: an empty slot
 
     def top(self, count: int) -> list[tuple[float, int]]:
         """Return (share, position) of the ``count`` positions with the largest shares in the first row."""

@@ -36,7 +36,7 @@ class AdaptiveInput(nn.Module):
         if min(dims) < 1:
             raise ValueError(f"width={width} leaves no room for {len(dims)} bands at factor={factor}: use fewer cutoffs")
         sizes = [high - low for low, high in self.bands]
-        self.tables = nn.ParameterList(normal_table(n, dim) for n, dim in zip(sizes, dims, strict=True))
+        self.tables = nn.ParameterList(torch.randn(n, dim) * dim**-0.5 for n, dim in zip(sizes, dims, strict=True))
         if pad is not None:
             self.tables[0].data[pad] = 0
         self.projections = nn.ParameterList(nn.init.xavier_uniform_(torch.empty(width, dim)) for dim in dims)
@@ -53,18 +53,13 @@ class AdaptiveInput(nn.Module):
         return out.view(*tokens.shape, self.width)
 
 
-def normal_table(rows: int, dim: int) -> Float[Tensor, "v e"]:
-    """Return a table drawn from N(0, 1 / dim)."""
-    return torch.randn(rows, dim) * dim**-0.5
-
-
 class PlainInput(nn.Module):
     """A single embedding table; ``pad`` as in AdaptiveInput."""
 
     def __init__(self, vocabulary: int, width: int, pad: int | None = None):
         super().__init__()
         self.vocabulary, self.width = vocabulary, width
-        self.table = nn.Embedding(vocabulary, width, pad, _weight=normal_table(vocabulary, width))
+        self.table = nn.Embedding(vocabulary, width, pad, _weight=torch.randn(vocabulary, width) * width**-0.5)
         if pad is not None:
             self.table.weight.data[pad] = 0
 

@@ -22,14 +22,11 @@ FEW = 8  # queries, as of generated tokens, whose products would cost less than 
 
 @dataclass(frozen=True)
 class Rotary:
-    """A model's rotation: pairs of a head's numbers, in halves (Llama, NeoX) or interleaved, at these frequencies.
+    """A model's rotation: pairs of a head's numbers, in halves (Llama, NeoX) or interleaved, at these frequencies."""
 
-    Numbers of a head beyond twice the number of frequencies are not rotated. ``scale`` multiplies what is rotated.
-    """
-
-    frequency: Float[Tensor, " w"]
+    frequency: Float[Tensor, " w"]  # numbers of a head beyond 2 w are not rotated
     interleaved: bool = False
-    scale: float = 1.0
+    scale: float = 1.0  # multiplies what is rotated
 
     @classmethod
     def of(cls, width: int, base: float = 10000.0, interleaved: bool = False) -> Rotary:

@@ -74,7 +74,6 @@ class Cache(NamedTuple):
         return Cache(zeros, zeros, torch.zeros(len(key), window, dtype=torch.bool, device=key.device))
 
     def reset(self, rows: Bool[Tensor, " b"]) -> Cache:
-        """Return the cache with the chosen rows cleared."""
         cleared = rows[:, None, None, None]
         return Cache(self.key.masked_fill(cleared, 0), self.value.masked_fill(cleared, 0), self.filled & ~rows[:, None])
 
@@ -88,14 +87,11 @@ class Cache(NamedTuple):
 
 
 class SlidingWindow(NamedTuple):
-    """The window of local attention: ``length`` tokens, including the query's own or (``itself`` false) only those before it.
-
-    ``empty_take_mass`` is the official code's quirk: empty slots of the cache are zero keys instead of being masked.
-    """
+    """The window of local attention: ``length`` tokens, with the query's own or (``itself`` false) only those before it."""
 
     length: int = 512
     itself: bool = True
-    empty_take_mass: bool = False
+    empty_take_mass: bool = False  # the official code's quirk: empty slots are zero keys instead of being masked
 
 
 def sliding_attention(

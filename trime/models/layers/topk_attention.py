@@ -21,7 +21,7 @@ from trime.common.types import Bool, Float, Int, Tensor
 Top = Callable[[Tensor, int], Tensor]  # (scores [h q m], k) -> slots of the k best
 ScoreCallback = Callable[[int, slice, Tensor, Tensor], None]  # (row, block of queries, scores [h q m], slots [h q k])
 SCORES_PER_BLOCK = 2**22  # scores in memory at a time: 16 MiB in float32
-GROUP = 16  # slots of which a first pass compares only the maximum
+GROUP = 16  # slots whose maximum alone a first pass compares
 
 
 class Table(NamedTuple):
@@ -100,7 +100,6 @@ class SearchKeys(NamedTuple):
 
 
 def all_keys(table: Table) -> SearchKeys:
-    """Return the keys of the whole table."""
     return SearchKeys(table.key.transpose(1, 2), table.filled[:, None])
 
 

@@ -20,20 +20,16 @@ from trime.models.pretrained.t5 import T5Encoder
 
 @dataclass(frozen=True)
 class ReadingConfig:
-    """How prompts are read: a memory for each layer, chunks of a size, and flush or drain at the end.
-
-    ``prefill``: entries are evicted chunk by chunk (chunked), or a part of a prompt, such as the text before the question, is
-    read with everything kept, and the memories are cut to their sizes after it (whole, as prompt compression does). guided:
-    chunk by chunk, and after each chunk of the text the question, which is known by then, attends to all that is kept, so that
-    it decides what is evicted next (Finch, Corallo and Papotti 2024).
-    ``per_head``: each head of keys evicts for itself.
-    """
+    """How prompts are read: a memory for each layer, chunks of a size, and flush or drain at the end."""
 
     memories: list[Attendre]
     chunk: int = 128
     end: str = "flush"
+    # chunked: entries are evicted chunk by chunk. whole: a part of a prompt, such as the text before the question, is read with
+    # everything kept, then memories are cut to their sizes, as prompt compression does. guided: after each chunk the question,
+    # which is known by then, attends to all that is kept, and decides what goes next (Finch, Corallo and Papotti 2024).
     prefill: str = "chunked"
-    per_head: bool = False
+    per_head: bool = False  # each head of keys evicts for itself
 
 
 class Answerer:
@@ -58,7 +54,6 @@ class Answerer:
         return reading
 
     def read(self, prompts: list[list[int]], record_attention: bool = False) -> AnswerSession:
-        """Read whole prompts."""
         return self.start([[]] * len(prompts), record_attention, prompts).ask(prompts)
 
 

@@ -38,22 +38,17 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True)
 class Attendre:
-    """A layer's memories: ``keys`` holds keys and values, and ``query_size`` queries wait (0: they attend at once).
-
-    ``top_k``: entries that a query attends to in each head, None for all. ``search``: exact (the top-k), or buckets (the best
-    entry of each of ``top_k`` strided buckets). ``causal``: no entry after the query. ``window``: no entry at that distance or
-    beyond, for models trained with a sliding window. An entry is a key and a value [b l g d].
-    """
+    """A layer's memories: ``keys`` holds keys and values [b l g d], ``query_size`` queries wait (0: they attend at once)."""
 
     keys: BoundedMemory
     query_size: int = 0
-    top_k: int | None = None
-    causal: bool = False
-    window: int | None = None
-    search: str = "exact"
+    top_k: int | None = None  # entries that a query attends to in each head; None: all
+    causal: bool = False  # no entry after the query
+    window: int | None = None  # no entry at that distance or beyond
+    search: str = "exact"  # exact, or buckets: the best entry of each of ``top_k`` strided buckets
 
     def with_room(self, entries: int) -> Attendre:
-        """Return a memory with so many more slots, for the tokens of a question that looks at its entries."""
+        """Return a memory with this number of further slots, for the tokens of a question that looks at its entries."""
         return replace(self, keys=BoundedMemory(self.keys.size + entries, self.keys.policy.for_questions()))
 
     def look(

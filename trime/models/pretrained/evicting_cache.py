@@ -1,9 +1,9 @@
 """Evicting memories as a cache of transformers: ``model.generate(…, past_key_values=EvictingCache(model, 512, policy))``.
 
 The model's own code computes queries, keys and values. An attention function that is registered with transformers inserts
-them into the layer's memory, lets queries attend and tells the policy, chunk by chunk; none waits. With ``generate`` the model
-rotates keys to their true positions, so that a text should not be longer than the model's positions; the lab's own reading
-passes a score that rotates them instead (``of_layers``).
+them into the layer's memory, lets queries attend and shows the policy their scores, chunk by chunk; no query waits. With
+``generate`` the model rotates keys to their true positions, so that a text should not be longer than the model's positions; the
+lab's own reading passes a score that rotates them instead (``of_layers``).
 """
 
 from __future__ import annotations
@@ -175,7 +175,6 @@ class EvictingCache(LayerMemories, Cache):
         self.mask = None if self.mask is None else self.mask[rows.to(self.mask.device)]
 
     def reset(self) -> None:
-        """Empty the memories, for another text."""
         self.decoding, self.seen, self.mask = None, 0, None
         for layer in self.memories:
             layer.reset()

@@ -29,7 +29,6 @@ class Queries(NamedTuple):
         return Queries(*(part[:, :count] for part in self)), Queries(*(part[:, count:] for part in self))
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> Queries:
-        """Return copies of these rows; repeats allowed."""
         return Queries(*(part[rows] for part in self))
 
 
@@ -46,14 +45,13 @@ class Filling:
         self.aside: list[Queries] = []
 
     def takes(self, tokens: int) -> bool:
-        """Return True if so many tokens more fit, every query sees all before it, and the policy can score them later."""
+        """Return True if this number of tokens fits, every query sees all before it, and the policy can score them later."""
         memory, policy = self.memory, self.memory.keys.policy
         room = min(memory.keys.size, memory.window or memory.keys.size) - self.count
         return tokens <= room and memory.top_k is None and not (policy.uses_attention and policy.scored_by == "steps")
 
     @property
     def entries(self) -> list[Tensor]:
-        """Keys, values and positions."""
         return [column[:, : self.count] for column in self.columns]
 
     def append(
@@ -129,7 +127,6 @@ class Filling:
         return self.memory.keys.fit(MemoryState((keys, values), self.rank()))
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
-        """Continue with copies of these rows; repeats allowed."""
         self.columns = [column[rows] for column in self.columns]
         self.aside = [part.take_rows(rows) for part in self.aside]
         self.ranking = self.ranking and Ranking(*(column[rows] for column in self.ranking))

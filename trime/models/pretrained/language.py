@@ -142,7 +142,6 @@ class PretrainedBackbone(nn.Module):
         return torch.cat(outputs, 1), PretrainedState(tuple(layer.state for layer in self.cache.apart()), position)
 
     def initial_state(self, rows: int) -> PretrainedState | None:
-        """Return the state of rows that have read nothing."""
         if not self.is_stateful:
             return None
         family, weight = self.decoder.family, self.decoder.model.get_input_embeddings().weight
@@ -151,7 +150,6 @@ class PretrainedBackbone(nn.Module):
         return PretrainedState(layers, torch.zeros(rows, dtype=torch.long, device=weight.device))
 
     def reset(self, state: PretrainedState, rows: Bool[Tensor, " b"]) -> PretrainedState:
-        """Return the state with the chosen rows cleared."""
         pairs = zip(self.cache.memories, state.layers, strict=True)
         layers = tuple(layer.memory.keys.reset(old, repeated(rows, layer.heads)) for layer, old in pairs)
         return PretrainedState(layers, state.position.masked_fill(rows, 0))
@@ -181,5 +179,4 @@ class PretrainedHead(nn.Module):
         return LogMass(*in_blocks(project_and_pick, len(self.output.weight), f, target, self.output.weight))
 
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
-        """Return the log-probability of every token, for generation."""
         return F.linear(f, self.output.weight).float().log_softmax(1)

@@ -48,11 +48,7 @@ class DotProducts:
 
 
 class Decoding:
-    """The rankings of all layers as the rows of one, while full memories read token by token.
-
-    Each token evicts an entry in every layer: one call chooses all of them, where a call for each layer would cost more than
-    the attention. What a token's queries attend to changes the ranking when the next token is inserted.
-    """
+    """The rankings of all layers as the rows of one, while full memories read token by token."""
 
     def __init__(self, memory: Attendre, states: list[MemoryState]):
         self.memory, self.layers = memory, len(states)
@@ -67,6 +63,7 @@ class Decoding:
         """Make room for the next token in all layers."""
         self.learn()
         memory, rows, self.at = self.memory.keys, len(position), position.to(self.ranking.clock.device)
+        # One call for all layers: one for each would cost more than the attention.
         writes, self.ranking = memory.select_slots(self.ranking, (), self.at.repeat(self.layers, 1))
         self.writes = writes.split(self.layers, rows * memory.size, rows)
         used = self.ranking.position[:, : self.memory.used_slots(self.ranking)]
@@ -83,7 +80,6 @@ class Decoding:
         self.ranking, self.blocks = self.memory.learn(self.ranking, block), []
 
     def rankings(self) -> list[Ranking]:
-        """Return the ranking of each layer."""
         self.learn()
         return [Ranking(*parts) for parts in zip(*(column.chunk(self.layers) for column in self.ranking), strict=True)]
 
@@ -103,7 +99,6 @@ class LayerMemory:
         self.reset()
 
     def reset(self) -> None:
-        """Empty the memory, for another text."""
         self.filling = Filling(self.memory, self.chunk) if self.is_plain else None
         self.full: MemoryState | None = None  # the entries where this is not a filling
         self.waiting: Queries | None = None
@@ -248,7 +243,7 @@ class LayerMemory:
         self.full = full and self.memory.keys.fit(full)
 
     def with_room(self, tokens: int) -> LayerMemory:
-        """Return a memory of copies of the entries, with slots for so many tokens more, which are read in one step."""
+        """Return a memory of copies of the entries, with slots for further ``tokens``, which are read in one step."""
         state, other = self.state, copy.copy(self)
         other.memory, other.chunk, other.records = self.memory.with_room(tokens), tokens, False
         other.full = other.memory.keys.fit(state)
@@ -317,7 +312,6 @@ class LayerMemories:
         return self.apart()[layer].positions()
 
     def kept(self) -> list[Int[Tensor, "b m"]]:
-        """Return the positions of the entries of every layer."""
         return [layer.positions() for layer in self.apart()]
 
     def traces(self) -> list[AttentionTrace]:

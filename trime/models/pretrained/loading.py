@@ -41,7 +41,11 @@ def load_pretrained(name: str, dtype: str = "float32") -> Any:
         model = model_class.from_pretrained(name, use_safetensors=True, dtype=dtype, **hub_arguments(name))
     except (OSError, ValueError, SafetensorError) as error:
         raise load_error(name, "is not a model in the transformers format with safetensors", error) from None
-    untie_output_layer(model, name)
+    if not getattr(model.config, "scale_decoder_outputs", True):  # transformers 5 ties this output layer to the embedding
+        weight = read_tensor(name, HEAD)
+        if weight is None:
+            raise UserError(f"model.name={name} says tie_word_embeddings=false, but holds no {HEAD}")
+        model.lm_head.weight = nn.Parameter(weight.to(model.dtype))
     return model.eval()
 
 
@@ -92,16 +96,6 @@ def unwrapped(model: Any) -> Any:
     return model.get_base_model() if type(model).__name__.startswith("Peft") else model
 
 
-def untie_output_layer(model: Any, name: str) -> None:
-    """Restore the separate output layer of an encoder-decoder, which transformers 5 ties to the embedding."""
-    if getattr(model.config, "scale_decoder_outputs", True):
-        return
-    weight = read_tensor(name, HEAD)
-    if weight is None:
-        raise UserError(f"model.name={name} says tie_word_embeddings=false, but holds no {HEAD}")
-    model.lm_head.weight = nn.Parameter(weight.to(model.dtype))
-
-
 def read_tensor(name: str, tensor: str) -> Tensor | None:
     """Return a tensor from a model's files; None where they do not hold it."""
     from transformers.utils.hub import cached_file
@@ -123,7 +117,7 @@ def hub_arguments(name: str) -> dict[str, Any]:
 
 @cache
 def hub_is_reachable() -> bool:
-    """Return whether the hub, or the mirror of HF_ENDPOINT, accepts connections; behind a proxy it is taken to do so."""
+    """Return whether the hub, or the mirror of HF_ENDPOINT, accepts connections; assumed behind a proxy."""
     if any(os.environ.get(name) for name in PROXIES):
         return True
     address = urlsplit(os.environ.get("HF_ENDPOINT") or ADDRESS)

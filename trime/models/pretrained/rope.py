@@ -104,7 +104,6 @@ class RopeDecoder:
         return self.model.get_input_embeddings()(tokens)
 
     def final_norm(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
-        """Return the stack's output from the last layer's."""
         norm = self.stack.norm if hasattr(self.stack, "norm") else self.stack.final_layer_norm
         return norm(x)
 

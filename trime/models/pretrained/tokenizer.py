@@ -128,7 +128,6 @@ class PieceTokenizer:
         return self.tokenizer.convert_tokens_to_string(symbols)
 
     def pieces_of(self, lines: list[bytes]) -> list[str]:
-        """Return the pieces of some lines."""
         encode = encode_template if self.reads_special else encode_text
         ids = encode(self.tokenizer, b"".join(lines).decode("utf-8", "replace"))
         return [self.symbols[number] for number in ids]

@@ -14,11 +14,7 @@ from trime.models.network import without_aliases
 
 
 class Checkpoints(pl.Callback):
-    """Save a checkpoint every ``every`` updates and keep the last one.
-
-    Where a validation is due at the same update, the checkpoint is saved after it, so that a resumed run neither loses nor
-    repeats the validation. List this callback last: it saves the state of those before it.
-    """
+    """Save a checkpoint every ``every`` updates and keep the last. List it last: it saves the state of those before it."""
 
     def __init__(self, folder: Path, every: int):
         self.folder, self.every = folder, every
@@ -51,11 +47,7 @@ class Checkpoints(pl.Callback):
 
 
 class BestWeights(pl.Callback):
-    """Keep the trained weights of the best validation, the one after the last update included.
-
-    ``monitor`` names the logged measure; the lowest is best, or the highest where ``highest``. Of equal ones the first counts.
-    A resumed run overwrites the weights that a killed one wrote after its last checkpoint.
-    """
+    """Keep the weights of the best validation by ``monitor`` (the lowest, or ``highest``), the last update's included."""
 
     def __init__(self, folder: Path, monitor: str = "valid/objective", highest: bool = False):
         self.folder, self.monitor, self.sign = folder, monitor, -1.0 if highest else 1.0
@@ -75,6 +67,7 @@ class BestWeights(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         score = self.sign * float(trainer.callback_metrics[self.monitor])
+        # Of equal ones the first counts.
         if score >= self.score or trainer.global_step == 0:
             return
         previous, self.score, self.update = self.update, score, trainer.global_step

@@ -55,7 +55,7 @@ class EvictionPolicy:
     def admit_entries(
         self, columns: tuple[Tensor, ...], ranking: Ranking, position: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b n"]:
-        """Return the initial scores of new entries, of which ``columns`` [b n ...] are stored, the key first."""
+        """Return the initial scores of new entries, whose stored ``columns`` are [b n ...], the key first."""
         return self.admit(ranking, position)
 
     def enter(self, columns: tuple[Tensor, ...], ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
@@ -63,6 +63,7 @@ class EvictionPolicy:
         score = self.admit_entries(columns, ranking, position)
         if not self.sinks:
             return score
+        # Entries that were ever written are counted, not those in memory: a sink is among the first of a document.
         valid = position >= 0
         count = ranking.written[:, None] + valid.cumsum(1) - 1
         return score.masked_fill(valid & (count < self.sinks), torch.inf)
@@ -113,6 +114,7 @@ class EvictionPolicy:
     def finalize(self, ranking: Ranking, summary: Summary) -> Ranking:
         """Return the ranking after a step; a step without queries changes nothing."""
         changed = (summary.last >= 0)[:, None] & (ranking.position >= 0)
+        # Sinks have the score infinity, which no attention may replace.
         if self.sinks:
             changed &= ranking.score != torch.inf
         return ranking._replace(

@@ -30,6 +30,7 @@ class LRALast(AttentionScorePolicy):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last, query = block.position.max(1)
+        # Rows may end at different columns: the last query of each is taken before its scores are transformed.
         block = block.take(query[:, None]) if block.position.shape[1] > 1 else block
         score, visible = self.score_transform(block).squeeze(2), block.visible.squeeze(2)
         if self.heads == "sum":

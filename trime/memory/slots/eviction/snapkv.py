@@ -73,6 +73,7 @@ class SnapKV(AttentionScorePolicy):
         score = smoothed(summary.value.sum(1) / queries, ranking.position, count, self.kernel)
         if self.is_for_questions:
             return score
+        # The newest entries keep the scores that they entered with (their positions) until they leave the window.
         newest = newest_slots(ranking.position, self.window)
         return score.scatter(1, newest, ranking.score.gather(1, newest))
 
