@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trime.common.metrics import share_interval
-from trime.report.canvas import BLUE, GREY, ORANGE, Panel, draw_grid, finish_size_axis, line_style
+from trime.report.canvas import BLUE, GREY, LINES, ORANGE, Panel, finish_size_axis, line_style
 from trime.report.run_result import AnsweringRun, Record
-from trime.report.tables import PROCESSOR_TIME, Table, processor_text
+from trime.report.tables import PROCESSOR_TIME, Table, optional
 
 BINS = 160  # bars of a picture of what was kept
 OPACITY = 0.6  # of a cell of 100 %, so that numbers in it are legible on a light page and on a dark one
@@ -63,8 +63,8 @@ def answers_table(runs: list[AnsweringRun]) -> Table:
                 *map(str, shares),
                 *(f"{row.questions:,}", str(run.seed), queries_of(run)),
                 f"last {row.max_prompt_tokens:,}" if row.max_prompt_tokens else "",
-                *([processor_text(row.processor_ms_per_token)] if timed else []),
-                "" if row.peak_memory_mb is None else f"{row.peak_memory_mb:,.0f}",
+                *([optional(row.processor_ms_per_token, ",.3f")] if timed else []),
+                optional(row.peak_memory_mb, ",.0f"),
             ]
         )
     return Table([*header, "seed", "N", "truncated to", *timed, "peak MB"], lines)
@@ -76,21 +76,18 @@ def queries_of(run: AnsweringRun) -> str:
 
 def label_runs(runs: list[AnsweringRun]) -> list[tuple[str, AnsweringRun]]:
     """Label each run with its name and the settings in which runs of that name differ: only equal runs are averaged."""
-    settings = [settings_of(run) for run in runs]
-    labels = []
+    settings: list[dict[str, Any]] = []
+    for run in runs:  # of model, questions and reading, without those that have columns of their own
+        questions = {key: value for key, value in run.questions.items() if key not in ("seed", "words", "_target_")}
+        if "_target_" in run.questions:
+            questions["questions"] = run.questions["_target_"].rpartition(".")[2]
+        settings.append((run.small_model or {"model": run.model}) | questions | run.answering | (run.row.model_extra or {}))
+    labelled = []
     for run, own in zip(runs, settings, strict=True):
         others = [other for namesake, other in zip(runs, settings, strict=True) if namesake.name == run.name]
         differing = [key for key, value in own.items() if any(other.get(key) != value for other in others)]
-        labels.append(", ".join([run.name, *(f"{key} {own[key]}" for key in differing)]))
-    return list(zip(labels, runs, strict=True))
-
-
-def settings_of(run: AnsweringRun) -> dict[str, Any]:
-    """Return a run's settings of model, questions and reading, without those that have columns of their own."""
-    questions = {key: value for key, value in run.questions.items() if key not in ("seed", "words", "_target_")}
-    if "_target_" in run.questions:
-        questions["questions"] = run.questions["_target_"].rpartition(".")[2]
-    return (run.small_model or {"model": run.model}) | questions | run.answering | (run.row.model_extra or {})
+        labelled.append((", ".join([run.name, *(f"{key} {own[key]}" for key in differing)]), run))
+    return labelled
 
 
 def measures(runs: list[AnsweringRun]) -> str:
@@ -135,29 +132,25 @@ def policies_table(runs: list[AnsweringRun]) -> Table:
 def answers_panels(runs: list[AnsweringRun]) -> list[Panel]:
     """Return a panel of results over M for each model, context length and N, where M varies or a memory kept everything."""
     labelled = label_runs(runs)
-    cells = cells_of([(label, run) for label, run in labelled if not keeps_all(run)])
-    whole = cells_of([(label, run) for label, run in labelled if keeps_all(run)])
+
+    def keeps_all(run: AnsweringRun) -> bool:  # no policy evicts anything where a prompt fits into the memory
+        return isinstance(run.row.memory_size, int) and run.row.memory_size >= (run.row.prompt_tokens or math.inf)
+
+    def by_size(cells: dict[Key, Share], condition: Key) -> dict[int, Share]:
+        return {key.size: share for key, share in cells.items() if key._replace(size=0) == condition}
+
+    cells, whole = (cells_of([(label, run) for label, run in labelled if keeps_all(run) is kept]) for kept in (False, True))
     styles = {policy: line_style(number) for number, policy in enumerate(sorted(cells.keys() - {"fifo"}))}
     styles |= {"fifo": {"color": GREY, "marker": "o", "ms": 5}}
     panels: list[Panel] = []
     for condition in dict.fromkeys(key._replace(size=0) for key in keys_of(cells)):
         lines = {policy: by_size(by_key, condition) for policy, by_key in cells.items()}
-        kept = [share for by_key in whole.values() for share in by_size(by_key, condition).values()]
-        if kept or any(len(points) > 1 for points in lines.values()):
+        level = next((share for by_key in whole.values() for share in by_size(by_key, condition).values()), None)
+        if level or any(len(points) > 1 for points in lines.values()):
             title = f"{condition.label}, {condition.words or 'all'} words, N {condition.queries}"
-            level, labels = kept[0] if kept else None, (title, f"{measures(runs)}, %")
+            labels = title, f"{measures(runs)}, %"
             panels.append(partial(answers_panel, lines=lines, level=level, styles=styles, labels=labels))
     return panels
-
-
-def by_size(cells: dict[Key, Share], condition: Key) -> dict[int, Share]:
-    """Return the shares by M of the conditions that differ from one in M alone."""
-    return {key.size: share for key, share in cells.items() if key._replace(size=0) == condition}
-
-
-def keeps_all(run: AnsweringRun) -> bool:
-    """Return whether the memory of a run has room for its prompts, so that no policy evicts anything."""
-    return isinstance(run.row.memory_size, int) and run.row.memory_size >= (run.row.prompt_tokens or math.inf)
 
 
 def answers_panel(
@@ -263,5 +256,6 @@ def kept_panel(axis: Any, sample: AnswerSample) -> None:
         axis.axvline(place, color=ORANGE, lw=1.2, alpha=0.8, label="an accepted answer" if number == 0 else None)
     axis.set(xlabel="position in the prompt, tokens", ylabel="kept by layers, %", ylim=(0, 105), xlim=(0, len(sample.kept)))
     axis.set_title(f"{textwrap.shorten(sample.question, 70)}\n{sample.judgement}", fontsize=10)
-    draw_grid(axis, "y")
+    axis.grid(axis="y", color=LINES, lw=0.8)
+    axis.set_axisbelow(True)
     axis.legend(frameon=False, fontsize=8, loc="upper left")

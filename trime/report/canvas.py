@@ -48,10 +48,8 @@ def canvas(width: float, height: float, columns: int, lines: int = 1, line_heigh
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    size = (width, height)
-    figure, axes = pyplot.subplots(
-        lines, columns, figsize=size, height_ratios=line_heights, layout="constrained", squeeze=False
-    )
+    shape: dict[str, Any] = {"figsize": (width, height), "height_ratios": line_heights, "squeeze": False}
+    figure, axes = pyplot.subplots(lines, columns, layout="constrained", **shape)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes.flat)
@@ -110,10 +108,8 @@ def draw_svg(panel: Panel) -> str:
         content = io.StringIO()
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
         pyplot.close(figure)
-    svg = content.getvalue()[content.getvalue().index("<svg") :]
-    for colour, name in {"#000000": "currentColor", LINES: "var(--line)"}.items():
-        svg = svg.replace(colour, name)
-    return svg
+    _, start, rest = content.getvalue().partition("<svg")
+    return f"{start}{rest}".replace("#000000", "currentColor").replace(LINES, "var(--line)")
 
 
 def fit_narrow(figure: Any, axis: Any) -> None:
@@ -136,12 +132,6 @@ def fit_narrow(figure: Any, axis: Any) -> None:
     figure.set_size_inches(SVG_WIDTH, height)
 
 
-def draw_grid(axis: Any, across: str) -> None:
-    """Draw thin lines at the ticks of the ``x`` or the ``y`` axis, behind everything else."""
-    axis.grid(axis=across, color=LINES, lw=0.8)
-    axis.set_axisbelow(True)
-
-
 def draw_dots(
     axis: Any,
     names: list[str],
@@ -161,7 +151,8 @@ def draw_dots(
     axis.set_yticks(range(len(names)), names)
     axis.yaxis.set_gid(NAMED)
     axis.set_ylim(len(names) - 0.5, -0.7)
-    draw_grid(axis, "x")
+    axis.grid(axis="x", color=LINES, lw=0.8)
+    axis.set_axisbelow(True)
     better = f"{'higher' if metric == 'BLEU' else 'lower'} is better"
     lines = "; lines: 95 %" * any(intervals) + "; small dots: seeds" * any(len(of_seeds) > 1 for of_seeds in values)
     axis.margins(x=0.12)  # room for the numbers at either end

@@ -52,7 +52,7 @@ class SampledToken(Record):
     agreeing: dict[str, tuple[int, int]] | None = None  # of each memory's entries, those that hold the token, and all
 
     @property
-    def from_memories(self) -> float:  # probability
+    def from_memories(self) -> float:
         return self.probability - self.parts[VOCABULARY]
 
     @property
@@ -80,7 +80,7 @@ class Sample(Record):
 
 
 def part_texts(parts: dict[str, float], agreeing: dict[str, tuple[int, int]] | None) -> list[str]:
-    """Return the parts of a token's probability, each with the share of the memory's entries that hold the token."""
+    """Return the parts of a token's probability, each with how many of the memory's entries hold the token."""
     return [f"{name} {part:.4f}{agreement(agreeing, name)}" for name, part in parts.items()]
 
 

@@ -124,8 +124,8 @@ def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, com
     by_name = sorted(texts, key=lambda of_text: tuple(map(str, of_text[0].text)))
     comparisons = [compare_runs(of_text, settings) for of_text in by_name]
     groups = [group for comparison in comparisons for group in comparison.groups]
-    names, against = {name for group in groups for name in (group.name, group.policy) if name}, settings.against
-    if len(groups) > 1 and against not in names:
+    names = {group.name for group in groups} | {group.policy for group in groups if group.policy}
+    if len(groups) > 1 and (against := settings.against) not in names:
         print(f"report: no run is named {against}, so none is compared with it: set report.against={'|'.join(sorted(names))}")
     text = "\n".join(comparison.markdown(titled=len(comparisons) > 1) for comparison in comparisons)
     write_atomically(folder / "table.md", text)

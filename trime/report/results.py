@@ -6,6 +6,7 @@ import glob
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from trime.common.io import checksum_of, compact_json, write_atomically
 from trime.errors import UserError
@@ -49,8 +50,8 @@ def read_runs(files: Iterable[Path]) -> list[RunResult]:
 
 def results_in(folders: list[Path]) -> list[RunResult]:
     """Return the results in every results.json below some folders, the oldest first."""
-    paths = sorted({path for folder in folders for path in folder.rglob(RESULTS)}, key=lambda path: path.stat().st_mtime)
-    return [read_run(path) for path in paths]
+    paths = {path for folder in folders for path in folder.rglob(RESULTS)}
+    return [read_run(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
 
 
 def find_runs(patterns: list[str]) -> list[RunResult]:
@@ -66,13 +67,12 @@ def find_runs(patterns: list[str]) -> list[RunResult]:
         for path in map(Path, glob.glob(str(Path(pattern).expanduser()), recursive=True)):
             below = glob.glob(f"{glob.escape(str(path))}/**/*.json", recursive=True)  # follows links, as the pattern does
             files |= {*map(Path, below)} if path.is_dir() else {path} & {path.with_suffix(".json")}
-        # Files beside or below a results.json belong to its run.
+        # Other JSON files beside or below a results.json are the run's own.
         files = {file for file in files if file.name == RESULTS or not any((up / RESULTS).exists() for up in file.parents)}
-        found = {file for file in files if file.name == RESULTS or holds_results(file)}
         if not files and len(patterns) > 1:
             print(f"report: {pattern} matches no results of a run")
-        paths |= found
-        others |= files - found
+        for file in files:
+            (paths if file.name == RESULTS or holds_results(file) else others).add(file)
     if others:
         names = sorted(str(file) for file in others)
         more = f" and {len(names) - SHOWN_FILES:,} more" if len(names) > SHOWN_FILES else ""
@@ -89,27 +89,29 @@ def holds_results(path: Path) -> bool:
 
 
 def distinct_runs(runs: Sequence[RunResult]) -> list[RunResult]:
-    """Return every observation once, and print which runs are copies of others: another folder or name is no second seed."""
+    """Return every observation once, and print which runs are copies of others: another folder or name is no second seed.
+
+    Two runs are one observation if settings, texts and results are equal. The copy that recorded most is kept: an analysis
+    does not change what was observed.
+    """
     found: dict[str, list[RunResult]] = {}
+    facts: list[Any]
     for run in runs:
-        found.setdefault(observation(run), []).append(run)
+        # Times and memory are no observations, and a seed that changed the losses of no document changed nothing.
+        results = {split: [row.model_dump(include=OBSERVED) for row in rows] for split, rows in run.metrics.items()}
+        if isinstance(run, ScoredRun):
+            facts = [run.config_hash or [run.name, run.parameters], run.text, run.other_texts, results]
+        else:
+            assert isinstance(run, AnsweringRun)  # its seed counts where it trained the model that answers
+            asked = {key: value for key, value in run.questions.items() if key not in PLACES}
+            facts = [run.config_hash, asked, run.questions_text, run.seed if run.small_model else None, results]
+        found.setdefault(checksum_of(facts), []).append(run)
     copies = [(run, first) for first, *rest in found.values() for run in rest]
     if copies:
         names = [f"{run.name} seed {run.seed} (of {first.name} seed {first.seed})" for run, first in copies]
         print(f"report: counted once, as settings and results are the same: {', '.join(names)}")
     # An analysis does not change what was observed: the run that recorded most is kept.
     return [max(same, key=lambda run: len(run.model_fields_set)) for same in found.values()]
-
-
-def observation(run: RunResult) -> str:
-    """Return a hash of an observation: settings, texts, and every result apart from times and memory."""
-    # The seed is no part of it: one that changed the losses of no document changed nothing.
-    results = {split: [row.model_dump(include=OBSERVED) for row in rows] for split, rows in run.metrics.items()}
-    if isinstance(run, ScoredRun):
-        return checksum_of([run.config_hash or [run.name, run.parameters], run.text, run.other_texts, results])
-    assert isinstance(run, AnsweringRun)  # whose seed counts where it trained the model that answers
-    asked = {key: value for key, value in run.questions.items() if key not in PLACES}
-    return checksum_of([run.config_hash, asked, run.questions_text, run.seed if run.small_model else None, results])
 
 
 def portable(run: RunResult) -> RunResult:

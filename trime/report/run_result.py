@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -191,17 +191,6 @@ class StaleLayer(Record):
     ages: list[StaleAge]
 
 
-class EvaluatedText(NamedTuple):
-    """The facts that comparable runs share. Runs of earlier versions have neither ``tokens_hash`` nor ``sample``."""
-
-    name: str
-    fingerprint: str
-    vocabulary: int | None
-    tokens_hash: str | None
-    sample: str | None
-    scored: int
-
-
 class RunResult(Record):
     """The facts that every run records: its name, code, settings and machine, and rows by split."""
 
@@ -268,10 +257,10 @@ class ScoredRun(RunResult):
         return self.evaluation_dataset or self.dataset
 
     @property
-    def text(self) -> EvaluatedText:
-        """Return the facts that runs must share to be compared."""
+    def text(self) -> tuple[str | int | None, ...]:
+        """Return the facts that runs must share to be compared. Those of earlier versions have neither hash nor sample."""
         data = self.evaluated
-        return EvaluatedText(data.name, data.fingerprint, data.vocabulary, data.test_hash, self.sample, self.row.tokens)
+        return data.name, data.fingerprint, data.vocabulary, data.test_hash, self.sample, self.row.tokens
 
     @property
     def title(self) -> str:
@@ -373,6 +362,7 @@ def run_from_json(content: dict[str, Any]) -> RunResult:
 
 
 def scored_runs(runs: Iterable[RunResult]) -> list[ScoredRun]:
+    """Return the runs that scored a text."""
     return [run for run in runs if isinstance(run, ScoredRun)]
 
 

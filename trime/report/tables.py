@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from statistics import mean
 from typing import NamedTuple
 
@@ -27,12 +27,12 @@ class Table(NamedTuple):
 
     @property
     def numeric(self) -> list[bool]:
-        """Return for each column whether its cells, but for empty ones, hold numbers, which are aligned to the right."""
-        columns = [[line[column] for line in self.lines if line[column]] for column in range(len(self.header))]
-        return [place > 0 and bool(cells) and all(map(NUMBERS.fullmatch, cells)) for place, cells in enumerate(columns)]
+        """Return for each column but the first whether its filled cells are numbers, which are aligned to the right."""
+        columns = [[line[number] for line in self.lines if line[number]] for number in range(len(self.header))]
+        return [number > 0 and bool(cells) and all(map(NUMBER.fullmatch, cells)) for number, cells in enumerate(columns)]
 
 
-NUMBERS = re.compile(r"[-+]?[\d,.]+( / [\d.]+)?")
+NUMBER = re.compile(r"[-+]?[\d,.]+( / [\d.]+)?")
 INTERVAL_CELL = re.compile(r"([-+]?[\d.]+) (?:\[([-+]?[\d.]+), ([-+]?[\d.]+)\]|one part)")
 PAIR_CELL = re.compile(r"(?:([\d.]+) / )?([\d.]+)$")  # published results: dev / test, or test alone
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
@@ -42,40 +42,37 @@ def markdown(header: list[str], lines: TableRows) -> str:
     """Return a Markdown table with aligned columns, those of numbers to the right."""
     widths = [max(2, *(len(line[i]) for line in [header, *lines])) for i in range(len(header))]
     right = Table(header, lines).numeric
-
-    def joined(line: list[str]) -> str:
-        cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
-        return f"| {' | '.join(cells)} |"
-
     rule = ["-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True)]
-    return "\n".join([joined(header), f"| {' | '.join(rule)} |", *map(joined, lines)]) + "\n"
+    rows = [
+        [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
+        for line in [header, rule, *lines]
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def to_csv(header: list[str], lines: TableRows) -> str:
-    """Return a table as CSV, with plain numbers: no separators of thousands, an interval in columns of its own."""
-    columns = [column for i, title in enumerate(header) for column in plain_columns(title, [line[i] for line in lines])]
+    """Return a table as CSV, with plain numbers: no separators of thousands.
+
+    A result with its interval becomes three columns, published dev and test results become two.
+    """
+    columns: list[tuple[str, list[str]]] = []
+    for number, title in enumerate(header):
+        cells = [line[number] for line in lines]
+        for pattern, names in ((INTERVAL_CELL, ("", ", low", ", high")), (PAIR_CELL, (", dev", ", test"))):
+            found = [pattern.match(cell) for cell in cells]
+            if any(match and match[1] for match in found):
+                parts = enumerate(names, 1)
+                columns += [(title + name, [(match[i] or "") if match else "" for match in found]) for i, name in parts]
+                break
+        else:
+            columns.append((title, [cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell for cell in cells]))
     out = io.StringIO()
     csv.writer(out).writerow([title for title, _ in columns])
     csv.writer(out).writerows(zip(*(cells for _, cells in columns), strict=True))
     return out.getvalue()
 
 
-def plain_columns(title: str, cells: list[str]) -> list[tuple[str, list[str]]]:
-    """Return a column as columns of plain numbers: a result, its interval's low and high end; dev and test results."""
-    for pattern, names in ((INTERVAL_CELL, ("", ", low", ", high")), (PAIR_CELL, (", dev", ", test"))):
-        found = [pattern.match(cell) for cell in cells]
-        if any(match and match[1] for match in found):
-            parts = [[(match[i] or "") if match else "" for match in found] for i in range(1, len(names) + 1)]
-            return [(title + name, part) for name, part in zip(names, parts, strict=True)]
-    return [(title, [cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell for cell in cells])]
-
-
 PROCESSOR_TIME = "processor ms/token"  # elapsed time would count what else the machine was doing
-
-
-def processor_text(milliseconds: float | None) -> str:
-    """Return a processor time as tables print it; nothing for results of earlier versions, which lack it."""
-    return "" if milliseconds is None else f"{milliseconds:,.3f}"
 
 
 def decimals(value: float) -> str:
@@ -102,10 +99,6 @@ UNKNOWN_NOTE = (
 )
 
 
-def applicable(notes: Mapping[str, bool]) -> list[str]:
-    return [note for note, applies in notes.items() if applies]
-
-
 def text_facts(run: ScoredRun) -> str:
     """Return a line on the evaluated text: what it is, scored tokens of test, share of ``<unk>``, path."""
     data, scored = run.evaluated, run.row.tokens
@@ -130,7 +123,7 @@ def text_notes(run: ScoredRun) -> list[str]:
         FEW_DOCUMENTS: run.row.bootstrap_unit.startswith("parts"),
         UNKNOWN_NOTE.format(100 * unknown): unknown > MANY_UNKNOWN,
     }
-    return applicable(warnings) + run.duplicates
+    return [*(note for note, applies in warnings.items() if applies), *run.duplicates]
 
 
 def mark_edge(name: str, rows: Iterable[Row]) -> str:
@@ -165,7 +158,7 @@ def run_table(run: ScoredRun) -> Table:
                 "tokens": f"{test.tokens:,}",
                 "dev tokens": f"{dev.tokens:,}",
                 "search": test.search or "",
-                PROCESSOR_TIME: processor_text(test.processor_ms_per_token),
+                PROCESSOR_TIME: optional(test.processor_ms_per_token, ",.3f"),
                 "tuned on dev": ", ".join(tuned),
             }
         )
@@ -190,23 +183,25 @@ def format_loss(loss: float | None, metric: str) -> str:
 
 
 def analysis_text(run: ScoredRun) -> str:
-    """Return the tables of an analysis: loss by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13), loss by size
-    of the long memory (Figure 3).
+    """Return the tables of an analysis, by split.
+
+    They are loss by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13) and loss by size of the long memory
+    (Figure 3).
     """
-    metric, texts = run.row.metric_name, []
+    metric, tables = run.row.metric_name, []
     for split, analysis in run.analysis.items():
         first = next(iter(analysis.buckets.values()))
         lines = [[label, *(format_loss(cell.loss, metric) for cell in cells)] for label, cells in analysis.buckets.items()]
         lines.append(["tokens", *(f"{cell.tokens:,}" for cell in first)])
-        tables = [markdown([f"{metric} by frequency on dev", *(cell.bucket for cell in first)], lines)]
+        header = [f"{metric} by frequency on dev", *(cell.bucket for cell in first)]
+        tables.append(f"On {split}:\n\n{markdown(header, lines)}")
         if retrieval := analysis.retrieval:
             shares = [f"{100 * share:.2f}" for share in retrieval.values()]
             tables.append(markdown(["retrieval accuracy, %", *(f"top {k}" for k in retrieval)], [["datastore", *shares]]))
         if curve := analysis.by_memory_size:
             losses = [format_loss(loss, metric) for loss in curve.values()]
             tables.append(markdown(["contexts in long memory", *curve], [[metric, *losses]]))
-        texts.append(f"On {split}:\n\n" + "\n".join(tables))
-    return "\n".join(texts)
+    return "\n".join(tables)
 
 
 MEMORIES_NOTE = (
