@@ -61,17 +61,13 @@ def answers_table(runs: list[AnsweringRun]) -> Table:
                 *(run.name, row.eviction, str(row.memory_size)),
                 f"{row.prompt_tokens:,}" if row.prompt_tokens else "",
                 *map(str, shares),
-                *(f"{row.questions:,}", str(run.seed), queries_of(run)),
+                *(f"{row.questions:,}", str(run.seed), "default" if row.query_size is None else str(row.query_size)),
                 f"last {row.max_prompt_tokens:,}" if row.max_prompt_tokens else "",
                 *([optional(row.processor_ms_per_token, ",.3f")] if timed else []),
                 optional(row.peak_memory_mb, ",.0f"),
             ]
         )
     return Table([*header, "seed", "N", "truncated to", *timed, "peak MB"], lines)
-
-
-def queries_of(run: AnsweringRun) -> str:
-    return "default" if run.row.query_size is None else str(run.row.query_size)  # N as configured
 
 
 def label_runs(runs: list[AnsweringRun]) -> list[tuple[str, AnsweringRun]]:
@@ -101,7 +97,8 @@ def cells_of(labelled: list[tuple[str, AnsweringRun]]) -> dict[str, dict[Key, Sh
     for label, run in labelled:
         row = run.row
         if isinstance(row.memory_size, int) and not row.max_prompt_tokens:
-            key = Key(label, run.questions.get("words"), row.memory_size, queries_of(run))
+            queries = "default" if row.query_size is None else str(row.query_size)
+            key = Key(label, run.questions.get("words"), row.memory_size, queries)
             found.setdefault(row.eviction, {}).setdefault(key, []).append(Share(run.share, row.questions))
     return {
         policy: {key: Share(mean(c.share for c in cells), sum(c.questions for c in cells)) for key, cells in by_key.items()}
@@ -185,12 +182,13 @@ def depth_panels(runs: list[AnsweringRun]) -> list[Panel]:
     for label, run in label_runs(runs):
         if run.row.by_depth and isinstance(run.row.memory_size, int):
             found.setdefault((label, run.row.eviction, run.row.memory_size), []).append(run)
+    panels: list[Panel] = []
     several = len({label for label, _, _ in found}) > 1
-    return [
-        partial(depth_panel, runs=group, title=", ".join([*[label] * several, policy, f"M {size}"]))
-        for (label, policy, size), group in sorted(found.items(), key=lambda item: item[0])
-        if len({run.row.prompt_tokens for run in group}) > 1
-    ]
+    for (label, policy, size), group in sorted(found.items(), key=lambda item: item[0]):
+        if len({run.row.prompt_tokens for run in group}) > 1:
+            title = ", ".join([*[label] * several, policy, f"M {size}"])
+            panels.append(partial(depth_panel, runs=group, title=title))
+    return panels
 
 
 def depth_panel(axis: Any, runs: list[AnsweringRun], title: str) -> None:
@@ -203,9 +201,11 @@ def depth_panel(axis: Any, runs: list[AnsweringRun], title: str) -> None:
     lengths, depths = (sorted({key[place] for key in cells}) for place in (0, 1))
     shares = np.full((len(depths), len(lengths)), np.nan)
     for (length, depth), of_runs in cells.items():
+        # Seeds may have asked different numbers of questions at a depth.
         share = sum(share * count for share, count in of_runs) / sum(count for _, count in of_runs)
         shares[depths.index(depth), lengths.index(length)] = 100 * share
-    blue = [int(BLUE[place : place + 2], 16) / 255 for place in (1, 3, 5)]  # the smaller a share, the more transparent
+    # The smaller a share, the more transparent: so a cell suits a light page and a dark one.
+    blue = [int(BLUE[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     opacity = OPACITY * np.nan_to_num(shares)[..., None] / 100
     axis.imshow(np.concatenate([np.broadcast_to(blue, (*shares.shape, 3)), opacity], -1), aspect="auto")
     for (line, column), share in np.ndenumerate(shares):

@@ -75,6 +75,7 @@ def paired_bootstrap(sides: np.ndarray, metric: str) -> Difference:
     """Return the difference in a metric between two sides, given as [seeds, 2, documents, (summed loss, tokens)]."""
     seeds, _, count, _ = sides.shape
     seed_counts, document_counts = draw_counts(seeds, count)
+    # Each draw takes the same documents and seeds on both sides: what the sides share cancels.
     sums = np.einsum("rs,spdx,rd->rpx", seed_counts, sides, document_counts)
     to_metric = ARRAY_MEASURES[metric]
     draws = to_metric(sums[..., 0] / sums[..., 1])
@@ -105,6 +106,7 @@ def bleu_difference(one: Group, other: Group) -> Difference | None:
     sides = np.array(statistics, dtype=float)  # [seeds, 2, sentences, 10]
     seeds, _, count, _ = sides.shape
     seed_counts, sentence_counts = draw_counts(seeds, count)
+    # BLEU is no mean over sentences: it is computed anew from the sums of each draw.
     draws = np.stack([[corpus_bleu(sentence_counts @ side) for side in pair] for pair in sides])  # [seeds, 2, draws]
     differences = ((draws[:, 0] - draws[:, 1]).T * seed_counts).sum(1) / seeds
     total = corpus_bleu(sides.sum(2))

@@ -72,6 +72,7 @@ def save_picture(figure: Any, path: Path) -> Path:
     from matplotlib import pyplot
 
     without_mathematics(figure)
+    # Without a fixed salt, the ids in an SVG differ from run to run.
     with matplotlib.rc_context({"svg.hashsalt": path.name}):
         for format, metadata in UNDATED.items():
             with replacing(path.with_suffix(f".{format}")) as partial:
@@ -89,6 +90,7 @@ def save_panels(panels: list[Panel], path: Path, headline: str = "", height: flo
     figure, axes = canvas(1 + PANEL_WIDTH * columns, height * lines, columns, lines)
     for axis, panel in zip(axes, panels, strict=False):
         panel(axis)
+    # An odd number of panels leaves the last place empty.
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     figure.suptitle(textwrap.fill(headline, HEADLINE_WIDTH * columns))

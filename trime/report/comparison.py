@@ -126,6 +126,7 @@ def compare_table(groups: list[Group], baseline: str, published: PublishedResult
         {"run": label} | group_columns(group, baseline_of(group, groups, baseline), baseline, metric)
         for label, group in zip(group_labels(groups), groups, strict=True)
     ]
+    # The papers' texts and budgets are others, so these columns are marked.
     for title, rows in published.items():
         for line, group in zip(lines, groups, strict=True):
             line[f"{title}*"] = " / ".join(f"{x:.2f}" for x in rows.get(group.name, []))
@@ -171,6 +172,7 @@ def order_table(groups: list[Group], published: PublishedResults) -> Table:
     otherwise *no difference shown*, *no interval* for a single part and seed, or *too few units*. Experiments that were run
     here with several settings are left out.
     """
+    # A name that occurs twice stands for several settings: which of them the paper's row means is unknown.
     names = Counter(group.name for group in groups)
     lines = []
     for title, rows in published.items():
@@ -216,7 +218,8 @@ def compare_panel(axis: Any, groups: list[Group]) -> None:
     if {BLUE, GREY} <= {*colours}:
         for colour, label in ((BLUE, "trained by TRIME"), (GREY, "others")):
             axis.plot([], [], "o", ms=7, color=colour, label=label)
-        axis.set_ylim(len(groups) + 1.2, -0.7)  # room for the legend below the last row
+        # Room for the legend, below the last row.
+        axis.set_ylim(len(groups) + 1.2, -0.7)
         axis.legend(frameon=False, fontsize=9, loc="lower left" if metric == "BLEU" else "lower right")
 
 

@@ -186,7 +186,8 @@ def weights_panel(axis: Any, weights: dict[str, MeanWeights], key: str, labels: 
     """Draw a line for each memory whose weights are known by ``key``; ``labels`` are those of the axis and the panel."""
     buckets = [*dict.fromkeys(cell.bucket for each in weights.values() for cell in getattr(each, key))]
     buckets = [bucket for bucket in buckets if bucket != AVERAGE]
-    if all(bucket.isdecimal() for bucket in buckets):  # lengths, which may differ between memories
+    # Memories may know different lengths of context: their union is put in order.
+    if all(bucket.isdecimal() for bucket in buckets):
         buckets.sort(key=int)
     colours = memory_colours(weights)
     for name, each in weights.items():

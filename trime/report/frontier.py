@@ -87,6 +87,7 @@ def frontier_points(runs: list[ScoredRun]) -> list[Point]:
                 documents=tuple(subset.documents),
             )
             # Subsets without a datastore do not depend on its settings: they count once.
+            # The same subset in another run must agree: otherwise the runs differ in more than their memories.
             first = points.setdefault((point.memories, point.external), point)
             if abs(point.dev / first.dev - 1) > TOLERANCE:
                 raise UserError(
@@ -99,6 +100,7 @@ def frontier_points(runs: list[ScoredRun]) -> list[Point]:
 def pareto_front(points: list[Point], cost: str) -> list[Point]:
     """Return the points that no other point beats both on dev and in a cost, the best on dev first."""
     front: list[Point] = []
+    # From the best on dev on, a point is on the front if it is cheaper than all better ones.
     for point in sorted(points, key=lambda point: (point.dev, getattr(point, cost))):
         if not front or getattr(point, cost) < getattr(front[-1], cost):
             front.append(point)

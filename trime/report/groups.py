@@ -142,6 +142,7 @@ def baseline_of(group: Group, groups: list[Group], name: str) -> Group | None:
     for other in others if group.policy else []:
         if (other.policy, other.name, other.row.memory_size) == (name, group.name, group.row.memory_size):
             return other
+    # Of several runs of that name, the one whose model is closest in size is the fair opponent.
     named = [other for other in others if other.name == name]
     return min(named, key=lambda other: abs((other.first.parameters or 0) - (group.first.parameters or 0)), default=None)
 
@@ -156,5 +157,6 @@ def seed_pairs(one: Group, other: Group) -> list[tuple[ScoredRun, ScoredRun]]:
     """Return the pairs of runs with the same seed whose losses were recorded for the same parts of the text."""
     by_seed = {run.seed: run for run in other.runs}
     pairs = [(run, by_seed[run.seed]) for run in one.runs if run.seed in by_seed]
+    # A difference is paired: both sides must have scored the same documents, token for token.
     tokens = [[[count for _, count in run.row.documents] for run in pair] for pair in pairs]
     return [pair for pair, (mine, theirs) in zip(pairs, tokens, strict=True) if mine == theirs == tokens[0][0]]

@@ -92,6 +92,7 @@ def sample_sections(samples: list[Sample], content: str) -> list[Section]:
 
 def commands_section(runs: Sequence[RunResult], command: str | None = None) -> Section:
     """Return the section with the command that made a report, if there is one, and the command of each run."""
+    # Runs of one sweep share their command.
     known = list(dict.fromkeys(run.command for run in runs if run.command))
     if not known and not command:
         note = "No run recorded its command; its settings are in config.yaml beside its results."

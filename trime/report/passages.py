@@ -137,6 +137,7 @@ def passage_lines(sample: Sample) -> PassageLines:
 
 def entry_lines(sample: Sample) -> PassageLines:
     """Return a line for each of the words that owe most to memories: the largest memory's part, and its best entry."""
+    # Punctuation says little about a memory.
     words = {token.text.strip(): token for token in sample.tokens if token.entries and token.text.strip().isalpha()}
     ranked = sorted(words.items(), key=lambda word: word[1].from_memories, reverse=True)
     lines: PassageLines = []

@@ -56,6 +56,7 @@ def report_several(config: DictConfig, runs: Sequence[RunResult], command: str |
 
 def report_folder(reports: Path, name: str, runs: Sequence[RunResult]) -> Path:
     """Return the folder of a report below ``reports``: its name, and a hash of which runs it compares."""
+    # The same runs in another order are the same report, and replace it.
     identities = sorted(str((run.name, run.seed, run.config_hash, run.title)) for run in runs)
     return reports / f"{name}-{hashlib.sha256(json.dumps(identities).encode()).hexdigest()[:6]}"
 
@@ -64,6 +65,7 @@ def report_folder(reports: Path, name: str, runs: Sequence[RunResult]) -> Path:
 def writing_report(folder: Path) -> Iterator[None]:
     """Afterwards delete the files of an earlier report that were not written again, and link the folder as the latest."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Old files go only when the new ones are written: a report that fails deletes nothing.
     earlier = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
     yield
     for path, written in earlier.items():

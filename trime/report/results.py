@@ -72,20 +72,16 @@ def find_runs(patterns: list[str]) -> list[RunResult]:
         if not files and len(patterns) > 1:
             print(f"report: {pattern} matches no results of a run")
         for file in files:
-            (paths if file.name == RESULTS or holds_results(file) else others).add(file)
+            try:
+                holds_results = file.name == RESULTS or is_run(json.loads(file.read_text(encoding="utf-8")))
+            except (OSError, ValueError):
+                raise UserError(f"{file} is truncated or no JSON: delete it, or name other files in report.runs") from None
+            (paths if holds_results else others).add(file)
     if others:
         names = sorted(str(file) for file in others)
         more = f" and {len(names) - SHOWN_FILES:,} more" if len(names) > SHOWN_FILES else ""
         print(f"report: left out, as they hold no results of a run: {', '.join(names[:SHOWN_FILES])}{more}")
     return read_runs(paths)
-
-
-def holds_results(path: Path) -> bool:
-    """Return whether a JSON file has the form of a run's results; UserError if it is no JSON."""
-    try:
-        return is_run(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        raise UserError(f"{path} is truncated or no JSON: delete it, or name other files in report.runs") from None
 
 
 def distinct_runs(runs: Sequence[RunResult]) -> list[RunResult]:
@@ -130,6 +126,7 @@ def keep_results(runs: Sequence[RunResult], folder: Path) -> None:
         text = run.evaluated.fingerprint[:4] if isinstance(run, ScoredRun) else ""  # config_hash does not depend on paths
         name = f"{run.name}-seed{run.seed}-{str(run.config_hash)[:6]}{text}"
         file, texts = folder / f"{name}.json", texts_of(run)
+        # Settings name no paths, so that runs on other texts may have the same hash.
         earlier = texts_of(read_run(file)) if file.is_file() else {}  # one of an earlier version may lack some
         if any(earlier.get(use) and text and earlier[use] != text for use, text in texts.items()):
             file = folder / f"{name}-{checksum_of(texts)[:4]}.json"

@@ -28,6 +28,7 @@ MemorySize = int | tuple[int, ...]  # entries, or one number per layer
 class Record(BaseModel):
     """A part of results.json: its fields cannot be set again, and only those that were given are written."""
 
+    # Fields that another version wrote are kept, so that its results can be written again without loss.
     model_config = ConfigDict(frozen=True, extra="allow")
 
     def to_json(self) -> dict[str, Any]:
@@ -211,6 +212,7 @@ class RunResult(Record):
         """Return ``overrides``; those of results of earlier versions are found in the command."""
         if self.overrides is not None:
             return self.overrides
+        # Words without = are the program and its flags, but ~ deletes a setting.
         return [word for word in effective(split_command(self.command)) if "=" in word or word.startswith("~")]
 
     @property

@@ -162,6 +162,7 @@ def run_table(run: ScoredRun) -> Table:
                 "tuned on dev": ", ".join(tuned),
             }
         )
+    # Language models have no BLEU, and results of earlier versions no processor time.
     hidden = {title for title in ("test BLEU", "dev BLEU", PROCESSOR_TIME) if not any(line[title] for line in columns)}
     hidden |= {"dev tokens"} if len({line["dev tokens"] for line in columns}) == 1 else set()
     return table_of(columns, hidden)
