@@ -51,7 +51,7 @@ ONLY_IN = {
     "bm25s": set(),
     "snowballstemmer": {"trime/data/neighbours.py"},
     "pydivsufsort": {"trime/memory/inference/ngrams.py"},
-    "peft": {"trime/models/pretrained/lora.py"},
+    "peft": {"trime/models/pretrained/language.py"},
     "wandb": {"trime/lab/tracking.py"},  # inside a function: only runs that log to W&B import it
     "transformers": {
         f"trime/models/pretrained/{name}.py" for name in ("evicting_cache", "gguf", "loading", "small", "tokenizer")

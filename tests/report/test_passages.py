@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trime.report.canvas import memory_colours
-from trime.report.page import token_content
+from trime.report.page import sample_sections
 from trime.report.passages import WIDTH, Entry, Sample, SampledToken, entry_lines, passage_lines, save_passages
 
 COLOURS = memory_colours(["vocabulary", "local", "external"])
@@ -64,10 +64,12 @@ def test_the_colour_the_part_and_the_entry_are_of_one_memory() -> None:
     neighbour = Entry(memory="external", share=0.0003, text="a neighbour", place="b.txt, token 9")
     update = {"agreeing": {"external": (612, 1024)}, "entries": [*spread.entries, neighbour]}
     spread = spread.model_copy(update=update)
-    (_, (name, said)) = entry_lines(Sample(document="a", row="r", before="", tokens=[spread]))
+    sample = Sample(document="a", row="r", before="", tokens=[spread])
+    (_, (name, said)) = entry_lines(sample)
     assert name.paper == COLOURS["external"]
     assert said.text == " p = 0.11: 0.08 external (612 of 1,024 agree), …a neighbour (b.txt, token 9)"
-    content = token_content(spread)
+    (section,) = sample_sections([sample], "Test text")
+    (content,) = section.passages[0]["tokens"]
     assert content["colour"] == COLOURS["external"] and content["entries"][0].memory == "external"
     assert content["split"] == "vocabulary 0.0100, local 0.0200, external 0.0800 (612 of 1,024 agree)"
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
@@ -17,9 +18,9 @@ from trime.training.trainer import KeepTermination, run_training
 
 def train(end: Callable[[], Any], folder: Path) -> None:
     """Run a training that ends in this way."""
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    trainer = SimpleNamespace(strategy=strategy, precision="32-true", fit=lambda *_, **__: end())
-    run_training("fit", trainer, None, None, folder)  # type: ignore[arg-type]
+    trainer = Mock(spec=pl.Trainer, precision="32-true", fit=lambda *_, **__: end())
+    trainer.strategy.root_device = torch.device("cpu")
+    run_training("fit", trainer, Mock(spec=pl.LightningModule), None, folder)
 
 
 def test_a_signal_is_an_interrupt(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_a_launchers_handler_stays() -> None:
     try:
         keep = KeepTermination()
         signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning does
-        keep.on_train_start(None, None)  # type: ignore[arg-type]
+        keep.on_train_start(Mock(spec=pl.Trainer), Mock(spec=pl.LightningModule))
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)

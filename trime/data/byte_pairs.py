@@ -22,7 +22,6 @@ class LearnedPieces:
     pieces: Any
 
     def save(self, path: Path) -> None:
-        """Write the learned pieces as a JSON file."""
         self.pieces.save(str(path))
 
     def text(self, symbols: list[str]) -> str:
@@ -30,13 +29,10 @@ class LearnedPieces:
 
 
 class BytePairs(LearnedPieces):
-    """Pieces of bytes, as many as ``vocabulary.max_size``; nothing is unknown.
-
-    ``<eos>`` is only the input before a document's first piece. It is trained while its text is prepared; later it is read
-    from the file that ``saved`` returns.
-    """
+    """Pieces of bytes, as many as ``vocabulary.max_size``; nothing is unknown, and ``<eos>`` only precedes a document."""
 
     def __init__(self) -> None:
+        # Where the pieces are, once a text was prepared: they are learned then.
         self.saved: Callable[[], Path] | None = None
 
     @cached_property
@@ -92,7 +88,6 @@ class JointBPE(LearnedPieces):
 
     @classmethod
     def load(cls, file: Path) -> JointBPE:
-        """Load the tokenizer of a prepared text."""
         return cls(library().Tokenizer.from_file(str(file)))
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
@@ -123,6 +118,7 @@ class PresegmentedText(Whitespace):
 def library() -> Any:
     """Return the tokenizers library; UserError if it is missing, or sacrebleu, which translation needs later."""
     for package in ("tokenizers", "sacrebleu"):
+        # Translation is refused before the text is prepared, not when BLEU is computed hours later.
         if find_spec(package) is None:
             raise UserError(f"byte pairs and translation need the package {package}: {install_command('mt')}")
     import tokenizers

@@ -31,18 +31,14 @@ UNSPACED = re.compile(
 
 
 class Split(NamedTuple):
-    """A split: ``tokens`` of all documents concatenated; document i has those from offsets[i] to offsets[i+1].
-
-    In parallel text, documents are sentences, and translate the documents of ``sources``.
-    """
+    """``tokens`` of all documents one after another; document i has those from offsets[i] to offsets[i+1]."""
 
     tokens: np.ndarray
     offsets: np.ndarray
-    sources: Split | None = None
+    sources: Split | None = None  # in parallel text, whose documents are sentences: those that they translate
 
     @property
     def lengths(self) -> np.ndarray:
-        """Return the number of tokens of each document."""
         return np.diff(self.offsets)
 
     def document(self, number: int) -> np.ndarray:
@@ -51,7 +47,7 @@ class Split(NamedTuple):
 
 
 class Corpus:
-    """A prepared corpus on disk."""
+    """A prepared corpus on disk: ``SPLIT.bin`` and its offsets, names and sizes; the vocabulary; statistics."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -59,7 +55,6 @@ class Corpus:
         self.statistics: dict[str, Any] = json.loads((folder / "statistics.json").read_text())
 
     def fingerprint(self, split: str) -> str:
-        """Return a hash of a split's tokens."""
         return content_hash(self.folder / f"{split}.bin")
 
     def split(self, name: str) -> Split:
@@ -88,7 +83,6 @@ class Corpus:
         return np.load(file) if file.exists() else None
 
     def names(self, split: str) -> list[str]:
-        """Return the names of a split's documents."""
         file = self.folder / f"{split}.names.json"
         if not file.exists():  # prepared by an older version, without names
             return [f"document {number}" for number in range(len(self.split(split).lengths))]
@@ -96,26 +90,20 @@ class Corpus:
 
 
 def content_hash(path: Path) -> str:
-    """Return a hash of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 @dataclass
 class TextCounts:
-    """The bytes that were read of a text, and signs that it was misread.
-
-    ``sizes``: the bytes of each document that tokens predict. Where the tokenizer drops white space
-    (``without_white_space``), any amount of it counts as one byte. ``unreadable`` and ``binary``: each document's lines that
-    are not UTF-8, or hold NUL. ``unspaced``: the bytes of long runs of letters of scripts without spaces between words.
-    """
+    """The bytes that were read of a text, and signs that it was misread."""
 
     bytes: int = 0
-    without_white_space: bool = False
-    sizes: list[int] = field(default_factory=list)
-    unreadable: Counter[str] = field(default_factory=Counter)
-    binary: Counter[str] = field(default_factory=Counter)
-    unspaced: int = 0
+    without_white_space: bool = False  # any amount of it counts as one byte
+    sizes: list[int] = field(default_factory=list)  # of each document: the bytes that tokens predict
+    unreadable: Counter[str] = field(default_factory=Counter)  # lines that are not UTF-8, by document
+    binary: Counter[str] = field(default_factory=Counter)  # lines that hold NUL
+    unspaced: int = 0  # bytes of long runs in scripts without spaces between words
 
 
 def symbol_stream(
@@ -168,10 +156,8 @@ def symbol_counts(dataset: Dataset) -> Counter[str]:
 
 
 def training_vocabulary(dataset: Dataset, limit: int | None = 32000, minimum: int = 2, fairseq: bool = False) -> Vocabulary:
-    """Return the vocabulary of the training split: ``limit`` symbols at most that occur ``minimum`` times (characters: once).
-
-    ``fairseq``: with the special symbols and the padding of fairseq's dictionaries.
-    """
+    """Return the training split's symbols: ``limit`` at most that occur ``minimum`` times (characters: once)."""
+    # fairseq's dictionaries have further special symbols, and padding.
     make = Vocabulary.fairseq_from_counts if fairseq else Vocabulary.from_counts
     return make(symbol_counts(dataset), limit, 1 if dataset.characters else minimum)
 
@@ -181,6 +167,7 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
     dtype = np.min_scalar_type(len(vocabulary) - 1)
     lookup, offsets, names, written, unknown = vocabulary.index.__getitem__, [], [], 0, 0
     buffer: list[int] = []
+    # Two spaces give the same symbols as one where the tokenizer drops white space.
     one, two = (list(chain.from_iterable(dataset.tokenizer.tokens([line]))) for line in (b"a b\n", b"a  b\n"))
     counts = TextCounts(without_white_space=one == two)  # models predict no white space that their tokenizer drops
     with open(folder / f"{split}.bin", "wb") as file:
@@ -205,6 +192,7 @@ def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Pa
 
 def flush(buffer: list[int], dtype: np.dtype, file: Any, unknown: int) -> int:
     """Write and clear the buffer; return the number of unknown ids in it."""
+    # The smallest type that holds the vocabulary: large corpora are read from disk.
     ids = np.array(buffer, dtype)
     ids.tofile(file)
     buffer.clear()
@@ -233,14 +221,11 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
 
 
 class VocabularySource(NamedTuple):
-    """A vocabulary from outside the text: of another corpus, or of an imported or pretrained model.
+    """A vocabulary from outside the text: of another corpus, or of an imported or pretrained model."""
 
-    Its ``name`` is known before the vocabulary exists. Without a ``tokenizer`` the dataset's stays.
-    """
-
-    name: str
+    name: str  # known before the vocabulary exists
     vocabulary: Callable[[], Vocabulary]
-    tokenizer: Tokenizer | None = None
+    tokenizer: Tokenizer | None = None  # None: the dataset's
 
 
 def evenly_spaced(length: int, count: int) -> list[int]:

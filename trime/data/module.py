@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,28 +34,24 @@ class ProcessShard(NamedTuple):
     world: int = 1
 
     def rows_for_rank(self, rows: list[int]) -> list[int]:
-        """Return this process's rows of a batch."""
         return rows[len(rows) * self.rank // self.world : len(rows) * (self.rank + 1) // self.world]
 
 
 SINGLE_PROCESS = ProcessShard()
 
 
+@dataclass(eq=False)
 class PlannedLoader:
     """Loads ``steps`` batches in the order of the batching's plans, epoch after epoch; of each, this process's rows."""
 
-    def __init__(
-        self,
-        text: Split,
-        segments: Segments,
-        batching: Batching,
-        neighbours: Any,
-        steps: int,
-        special_ids: SpecialIds,
-        shard: ProcessShard = SINGLE_PROCESS,
-    ):
-        self.text, self.segments, self.batching, self.neighbours = text, segments, batching, neighbours
-        self.steps, self.special_ids, self.shard, self.step = steps, special_ids, shard, 0
+    text: Split
+    segments: Segments
+    batching: Batching
+    neighbours: Any
+    steps: int
+    special_ids: SpecialIds
+    shard: ProcessShard = SINGLE_PROCESS
+    step: int = 0  # the next batch of a resumed pass
 
     def __len__(self) -> int:
         return self.steps
@@ -96,18 +93,15 @@ def batches_by_length(windows: Segments, rows: int) -> list[list[int]]:
     return [order[batch].tolist() for batch in sequential_batches(windows, rows)]
 
 
+@dataclass(eq=False)
 class WindowLoader:
     """Loads the batches of a plan once; of each, this process's rows."""
 
-    def __init__(
-        self,
-        text: Split,
-        windows: Segments,
-        plan: list[list[int]],
-        special_ids: SpecialIds,
-        shard: ProcessShard = SINGLE_PROCESS,
-    ):
-        self.text, self.windows, self.plan, self.special_ids, self.shard = text, windows, plan, special_ids, shard
+    text: Split
+    windows: Segments
+    plan: list[list[int]]
+    special_ids: SpecialIds
+    shard: ProcessShard = SINGLE_PROCESS
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -120,7 +114,7 @@ class WindowLoader:
             previous = rows
 
 
-READING = "reading.json"  # beside a text that prepare_data made: how it was read
+TOKENISATION_FILE = "reading.json"  # beside a text that prepare_data made: how it was read
 
 
 def reading_of(reader: Any) -> dict[str, Any]:
@@ -159,14 +153,12 @@ class TextDataModule(pl.LightningDataModule):
         self.validate_tokens, self.neighbours = parse_token_count(validate_tokens), neighbours
 
     def prepare_data(self) -> None:
-        """Tokenise the dataset, with a vocabulary of its training split, unless ``folder`` holds it.
-
-        UserError where the folder holds another text, or files that are not a corpus.
-        """
+        """Tokenise the dataset unless ``folder`` holds it; UserError where it holds another text, or other files."""
         if self.dataset is None:
             return
         if (self.folder / "statistics.json").is_file():
-            reading, fingerprint = self.folder / READING, Corpus(self.folder).statistics.get("fingerprint")
+            # The fingerprint is of the text alone: the same text may have been tokenised or split otherwise.
+            reading, fingerprint = self.folder / TOKENISATION_FILE, Corpus(self.folder).statistics.get("fingerprint")
             same = not reading.is_file() or json.loads(reading.read_text()) == json.loads(json.dumps(reading_of(self.dataset)))
             if not same or fingerprint != self.dataset.fingerprint():
                 raise UserError(
@@ -181,7 +173,7 @@ class TextDataModule(pl.LightningDataModule):
             if not (self.folder / "statistics.json").is_file():  # another process may have finished it
                 partial = partial_of(self.folder)
                 partial.mkdir(exist_ok=True)
-                write_json(partial / READING, reading_of(self.dataset), indent=None)
+                write_json(partial / TOKENISATION_FILE, reading_of(self.dataset), indent=None)
                 build_corpus(self.dataset, partial, training_vocabulary(self.dataset))
                 partial.replace(self.folder)
 

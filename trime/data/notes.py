@@ -71,15 +71,12 @@ def unsuitable_words(dataset: Dataset, statistics: dict[str, dict[str, Any]]) ->
 
 
 def find_duplicates(documents: Iterable[np.ndarray], others: Iterable[np.ndarray], length: int | None = None) -> dict[int, int]:
-    """Return which documents of a text are also in another one, as a map from their numbers to those in the other.
-
-    Documents are equal if their tokens are, or the first ``length`` of them; a document without tokens equals none. Memory
-    holds one hash of 128 bits for each document of the first text, and the other text is read once.
-    """
+    """Map the numbers of documents that are in another text too to those there; compare all tokens, or the first ``length``."""
 
     def hash_of(tokens: np.ndarray) -> int:
         return xxhash.xxh3_128_intdigest(tokens[:length].astype(np.int32).tobytes())
 
+    # One hash of 128 bits for each document stays in memory; the other text is read once. Documents without tokens equal none.
     numbers, found = defaultdict(list), {}
     for number, document in enumerate(documents):
         numbers[hash_of(document)].append(number)
@@ -92,10 +89,7 @@ def find_duplicates(documents: Iterable[np.ndarray], others: Iterable[np.ndarray
 def describe_duplicates(
     found: dict[int, int], lengths: np.ndarray, split: str, other: str, names: list[str], other_names: list[str] | None = None
 ) -> str:
-    """Return a note on the documents of a split that are also in another text: their number, share, and some names.
-
-    ``lengths`` [d] are those of the split's documents; ``other_names`` those of the other text's, if they are known.
-    """
+    """Return a note on a split's documents, of ``lengths`` [d], that are in another text too: number, share, some names."""
     share = 100 * lengths[[*found]].sum() / lengths.sum()
     advice = "results are not those of new text; remove these documents from one of the two"
     pairs = [f"{names[one]}{f' as {other_names[two]}' if other_names else ''}" for one, two in islice(found.items(), 3)]

@@ -21,13 +21,10 @@ FEWEST_LONG = 4  # a budget is spread over at least this many of the documents t
 
 
 class Segments(NamedTuple):
-    """Row i covers tokens [start, start + length) of a document; the first ``context`` of them are not scored.
-
-    ``document_offset`` is where the document's first token lies in the split.
-    """
+    """Row i covers tokens [start, start + length) of a document; the first ``context`` of them are not scored."""
 
     document: np.ndarray
-    document_offset: np.ndarray
+    document_offset: np.ndarray  # of the document's first token, in the split
     start: np.ndarray
     length: np.ndarray
     context: np.ndarray
@@ -36,11 +33,9 @@ class Segments(NamedTuple):
         return len(self.start)
 
     def scored(self) -> int:
-        """Return the number of scored tokens."""
         return int((self.length - self.context).sum())
 
     def take(self, index: np.ndarray | list[int] | slice) -> Segments:
-        """Return the segments at an index."""
         return Segments(*(column[index] for column in self))
 
 
@@ -55,15 +50,13 @@ def parse_token_count(tokens: int | float | str | None) -> int | None:
 
 
 def scored_bytes(corpus: Corpus, split: str, segments: Segments) -> float:
-    """Return how many bytes of text the scored tokens of segments predict.
-
-    The bytes of each document are known. Its tokens share them by the lengths of their symbols with a space, or evenly where
-    tokens are bytes. In a text that an older version prepared, the split counts as one document.
-    """
+    """Return how many bytes of text the scored tokens of segments predict."""
     text, sizes = corpus.split(split), corpus.text_sizes(split)
     offsets = text.offsets
+    # Prepared by an older version: the split counts as one document.
     if sizes is None:
         sizes, offsets = np.array([corpus.statistics["splits"][split]["bytes"]]), offsets[[0, -1]]
+    # Only the bytes of documents are known. Their tokens share them by the lengths of their symbols and a space.
     are_bytes = int(sizes.sum()) == len(text.tokens)
     length = np.array([1 if are_bytes else len(symbol.encode()) + 1 for symbol in corpus.vocabulary.symbols])
     before = np.concatenate([[0], np.cumsum(length[text.tokens])])  # summed lengths of the tokens before each
@@ -104,11 +97,9 @@ def allocate_tokens(lengths: np.ndarray, tokens: int | None, sample: str = "star
 
 
 def allocate_ranges(lengths: np.ndarray, tokens: int | None, sample: str = "starts") -> tuple[np.ndarray, np.ndarray]:
-    """Return where the range of each document that a budget takes begins and ends.
-
-    With ``sample="documents"`` it is the middle of a document that is longer than the budget, else it begins the document.
-    """
+    """Return where the range of each document that a budget takes begins and ends."""
     allocated = allocate_tokens(lengths, tokens, sample)
+    # Only part of a document longer than the budget is taken: its middle.
     in_middle = sample == "documents" and tokens is not None and lengths > tokens
     first = np.where(in_middle, (lengths - allocated) // 2, 0)
     return first, first + allocated
@@ -135,11 +126,7 @@ def with_context(
 def cut_lines(
     split: Split, offsets: np.ndarray, eos: int, block: int, context: int = 0, tokens: int | None = None, sample: str = "starts"
 ) -> Segments:
-    """Cut documents into segments of whole lines with at most ``block`` tokens (fairseq's sample-break-mode complete).
-
-    A longer line is a segment of its own, with its context shortened so that the window has at most
-    ``block + context`` tokens if possible.
-    """
+    """Cut documents into segments of whole lines with at most ``block`` tokens (fairseq's sample-break-mode complete)."""
     columns = []
     for document, (first, end) in enumerate(zip(*allocate_ranges(np.diff(offsets), tokens, sample), strict=True)):
         line_ends = np.flatnonzero(np.asarray(split.tokens[offsets[document] + first : offsets[document] + end]) == eos) + 1
@@ -150,6 +137,7 @@ def cut_lines(
             last = line_end
         bounds = first + np.array(edges if edges[-1] == last else [*edges, last])
         columns.append(np.stack([np.full(len(bounds) - 1, document), bounds[:-1], bounds[1:]]))
+    # A line longer than a block is a segment of its own, with less context, so that windows stay within block + context.
     documents, first, end = np.concatenate(columns, axis=1)
     return with_context(offsets, documents, first, end, np.minimum(context, np.maximum(context + block - (end - first), 0)))
 

@@ -26,12 +26,10 @@ class Tokenizer(Protocol):
 
 
 def metric_of(tokenizer: Tokenizer, characters: bool) -> str:
-    """Return the unit of results: perplexity, or where tokens are ``characters`` or bytes, bits per one of them.
-
-    The bytes of enwik8 are called characters, as in the literature.
-    """
+    """Return the unit of results: perplexity, or bits per character or byte where tokens are ``characters``."""
     if not characters:
         return "perplexity"
+    # Other tokenizers of single bytes, as enwik8's, call them characters, as the literature does.
     return "bits/byte" if isinstance(tokenizer, Bytes) else "bits/char"
 
 

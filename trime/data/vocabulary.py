@@ -57,10 +57,7 @@ class Vocabulary:
 
     @staticmethod
     def from_counts(counts: Counter[str], limit: int | None, minimum: int) -> Vocabulary:
-        """Take the ``limit`` most frequent symbols that occur at least ``minimum`` times, ties in alphabetical order.
-
-        Raises UserError where no symbol occurs often enough.
-        """
+        """Take the ``limit`` most frequent symbols that occur ``minimum`` times, ties by alphabet; UserError without any."""
         eos, unknown = counts.pop(EOS, 0), counts.pop(UNKNOWN, 0)
         ranked = sorted(((s, c) for s, c in counts.items() if c >= minimum), key=lambda pair: (-pair[1], pair[0]))
         chosen = ranked if limit is None else ranked[: max(limit - 2, 0)]
@@ -83,15 +80,13 @@ class Vocabulary:
 
     @staticmethod
     def from_dictionary(path: Path) -> Vocabulary:
-        """Read a fairseq ``dict.txt``, with a symbol and its count per line from id 4 on; UserError where it is invalid.
-
-        A symbol occurs once, unless ``#fairseq:overwrite`` follows its count: then text gets the id of that line.
-        """
+        """Read a fairseq ``dict.txt``, with a symbol and its count per line from id 4 on; UserError where it is invalid."""
         symbols, counts, known = [*FAIRSEQ], [0] * len(FAIRSEQ), {*FAIRSEQ}
         try:
             for line in open(path, encoding="utf-8"):  # unlike str.splitlines, which also splits at separators in symbols
                 entry = line.rstrip().removesuffix(OVERWRITE)
                 symbol, count = entry.rsplit(" ", 1)
+                # With #fairseq:overwrite a symbol may come again: text then gets the id of the later line.
                 if symbol in known and not line.rstrip().endswith(OVERWRITE):
                     raise ValueError(f"it has {symbol!r} twice, and no{OVERWRITE} behind the second")
                 known.add(symbol)
@@ -102,7 +97,6 @@ class Vocabulary:
             raise UserError(f"{path} is not a fairseq dictionary ({error}): name the dict.txt of the checkpoint") from None
 
     def save(self, path: Path) -> None:
-        """Write the vocabulary as JSON."""
         content = {"eos": self.symbols[self.eos], "unknown": self.symbols[self.unknown]}
         path.write_text(json.dumps({**content, "symbols": self.symbols, "counts": self.counts}))
 

@@ -24,7 +24,6 @@ class Attribution(NamedTuple):
 
     @property
     def probability(self) -> Float[Tensor, "*n v"]:
-        """Return the probability of each token."""
         return functools.reduce(torch.add, self.parts.values())
 
 
@@ -36,13 +35,10 @@ def grid_attribution(
     scaled_interpolation: bool,
     gate: Float[Tensor, "*n 1"] | None = None,
 ) -> Attribution:
-    """Attribute probabilities under a row with a single value for every setting.
-
-    ``vocabulary`` is each token's log-mass; ``gate`` as in LogMass. Tensors of the vocabulary's size keep its dtype, all others
-    are float64.
-    """
+    """Attribute probabilities under a row of single values; ``vocabulary``: each token's log-mass; ``gate``: as in LogMass."""
     divisors = iter(row.divisors(*scales(width, scaled_interpolation)))
     scores = entry_scores(entries, row.joint, next(divisors) if row.joint else 1.0)
+    # All but tensors of the vocabulary's size are float64: the components must sum to the probability.
     vocabulary_mass = vocabulary.logsumexp(-1, keepdim=True).double()
     if gate is not None and scores:
         mass = torch.cat(list(scores.values()), -1).logsumexp(-1, keepdim=True)

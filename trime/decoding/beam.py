@@ -25,14 +25,11 @@ class Hypothesis(NamedTuple):
 
 
 class Beam(NamedTuple):
-    """A beam of ``size`` hypotheses a sentence; ``length_penalty`` 1 scores by the mean log-probability, 0 by the sum.
-
-    ``min_length`` is the minimum number of tokens of a hypothesis (fairseq's --min-len).
-    """
+    """A beam of ``size`` hypotheses a sentence; ``length_penalty`` 1 scores by the mean log-probability, 0 by the sum."""
 
     size: int
     length_penalty: float
-    min_length: int = 0
+    min_length: int = 0  # of a hypothesis, in tokens (fairseq's --min-len)
 
     def search(self, step: StepFunction, start: int, end: int, longest: list[int], device: torch.device) -> list[Hypothesis]:
         """Return the best finished hypothesis of each sentence, of ``min_length`` to ``longest`` tokens.
@@ -80,17 +77,8 @@ class Beam(NamedTuple):
         if length <= self.min_length:
             log_probs = log_probs.index_fill(1, torch.tensor([end], device=log_probs.device), -torch.inf)
         top, following = log_probs.topk(min(2 * self.size, log_probs.shape[1]), dim=1)  # a sentence never needs more of one row
-        return force_end(top, following, log_probs[:, end], must_end[:, None], end) if must_end.any() else (top, following)
-
-
-def force_end(
-    top: Float[Tensor, "n k"],
-    following: Int[Tensor, "n k"],
-    end_log_prob: Float[Tensor, " n"],
-    ending: Bool[Tensor, "n 1"],
-    end: int,
-) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-    """Return the continuations with the end symbol as the only one of the rows that must end."""
-    end_only = torch.full_like(top, -torch.inf)
-    end_only[:, 0] = end_log_prob
-    return torch.where(ending, end_only, top), following.masked_fill(ending, end)
+        if not must_end.any():
+            return top, following
+        end_only, ending = torch.full_like(top, -torch.inf), must_end[:, None]
+        end_only[:, 0] = log_probs[:, end]
+        return torch.where(ending, end_only, top), following.masked_fill(ending, end)

@@ -33,17 +33,13 @@ from trime.scoring.scorer import Scorer
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """Choose the most probable token (``temperature`` 0), or sample from the smallest set with probability ``top_p`` in all.
-
-    ``excluded`` tokens are never chosen.
-    """
+    """Choose the most probable token (``temperature`` 0), or sample from the smallest set with probability ``top_p`` in all."""
 
     temperature: float = 1.0
     top_p: float = 1.0
-    excluded: tuple[int, ...] = ()
+    excluded: tuple[int, ...] = ()  # never chosen
 
     def __call__(self, probability: Float[Tensor, " v"], generator: torch.Generator) -> int:
-        """Return the number of a token."""
         if self.excluded:
             probability = probability.index_fill(0, torch.tensor(self.excluded, device=probability.device), 0)
         if not self.temperature:
@@ -105,7 +101,6 @@ class Continuation:
 
     @torch.no_grad()
     def read(self, tokens: list[int]) -> None:
-        """Append known tokens."""
         for remaining, token in zip(range(len(tokens), 0, -1), tokens, strict=True):
             if self.history and self.experts is not None and self.history_length == len(self.tokens):
                 self.history.features(0, self.experts.log_probability(token)[None].float())
@@ -122,8 +117,7 @@ class Continuation:
         return bool(self.mixture and not self.mixture.learns) and decay**self.windows.block < 1e-9
 
     @property
-    def first(self) -> int:
-        """Return the position of the first new token of the current window."""
+    def first(self) -> int:  # the position of the first new token of the current window
         return len(self.tokens) // self.windows.block * self.windows.block
 
     def encode_window(self, first: int) -> Window:
@@ -160,9 +154,8 @@ class Continuation:
         assert isinstance(self.row, FittedMixtureSpec) and self.history
         targets = window.query.token
         mass = self.network.vocabulary_mass(self.f[window.num_context : window.num_context + len(targets)], targets)
-        divisor = window.contexts.g.new_tensor(
-            self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled_interpolation))
-        )
+        divisors = self.row.divisors(*scales(window.contexts.g.shape[1], self.scaled_interpolation))
+        divisor = window.contexts.g.new_tensor(divisors)
         masses = {name: self.memories[name].experts(window, divisor) for name in self.row.memory_order}
         largest = {name: LogMass(memory.target[-1:], memory.total[-1:]) for name, memory in masses.items()}  # memory size
         expert_masses = stack_masses(mass, largest, window.query.positions.document)
@@ -191,7 +184,6 @@ class Continuation:
         return fitted_attribution(self.row, self.experts, self.mixture.log_weights(total, features)[0]), entries
 
     def generate(self, count: int, sampler: TokenSampler, seed: int) -> Iterator[AttributedToken]:
-        """Generate ``count`` tokens."""
         generator, text = torch.Generator().manual_seed(seed), self.tokens
         for _ in range(count):
             if self.tokens is not text:
@@ -240,10 +232,7 @@ class TextScorer:
 def encode(
     network: Network, inputs: list[int], targets: list[int], begin: int, number: int, state: Any
 ) -> tuple[Float[Tensor, "n e"], Contexts, Any]:
-    """Return f of a text's tokens from position ``begin`` on, their contexts, and the backbone's state after them.
-
-    They are the window ``number`` of document 0; ``state`` is that of a stateful backbone after the window before.
-    """
+    """Return f, contexts and the backbone's state after window ``number`` of document 0, from position ``begin`` on."""
     device = next(network.parameters()).device
     encoding, state = network(torch.tensor([inputs], device=device), state, torch.tensor([number == 0], device=device))
     position = torch.arange(begin, begin + len(inputs), device=device)
@@ -258,11 +247,7 @@ def top_attention(step: AttributedToken, count: int) -> list[tuple[str, float, i
 
 
 def top_entries(step: AttributedToken, count: int) -> list[tuple[str, float, int]]:
-    """Return the entries that contribute most to a step's token: memory, share of its probability, source.
-
-    Those of the memory that contributes most come first, and at least one of them is there: its mass may be spread over so
-    many entries that single ones of other memories are larger.
-    """
+    """Return the entries that contribute most to a step's token: memory, share of its probability, source."""
     contributions = [
         (name, float(weight[entry]), int(entries.source[entry]))
         for name, entries in step.entries.items()
@@ -271,6 +256,7 @@ def top_entries(step: AttributedToken, count: int) -> list[tuple[str, float, int
     ]
     ranked = sorted((one for one in contributions if one[1] > 0), key=lambda one: -one[1])
     largest = max(step.entries, key=lambda name: float(step.attribution.parts[name][step.token]), default=None)
+    # The largest memory's mass may be spread thinly, with larger single entries in others: one of it is always shown.
     best = [one for one in ranked if one[0] == largest][:1]
     chosen = [*best, *(one for one in ranked if one not in best)][:count]
     return sorted(chosen, key=lambda one: one[0] != largest)
@@ -278,8 +264,8 @@ def top_entries(step: AttributedToken, count: int) -> list[tuple[str, float, int
 
 def agreeing_entries(step: AttributedToken) -> dict[str, tuple[int, int]]:
     """Return for each memory how many of its entries hold a step's token, and how many it has."""
-    filled = {name: entries.similarity > -torch.inf for name, entries in step.entries.items()}
-    return {
-        name: (int((filled[name] & (entries.token == step.token)).sum()), int(filled[name].sum()))
-        for name, entries in step.entries.items()
-    }
+    counts = {}
+    for name, entries in step.entries.items():
+        filled = entries.similarity > -torch.inf
+        counts[name] = int((filled & (entries.token == step.token)).sum()), int(filled.sum())
+    return counts

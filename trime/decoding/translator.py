@@ -65,7 +65,6 @@ class Translator:
             yield [self.text(best.tokens) for best in self.search(sentences, torch.tensor(numbers))]
 
     def text(self, tokens: list[int]) -> str:
-        """Return pieces of the target language as text."""
         return self.corpus.tokenizer.text([self.corpus.vocabulary.symbols[token] for token in tokens])
 
     @torch.no_grad()
@@ -116,23 +115,20 @@ class Translator:
         return steps
 
     def logits(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
-        """Return the vocabulary's logits of contexts."""
         return torch.nn.functional.linear(f.float(), self.network.head.weight)
 
     def log_probability(
         self, f: Float[Tensor, "n d"], g: Float[Tensor, "n d"], sentence: Int[Tensor, " n"]
     ) -> Float[Tensor, "n v"]:
-        """Return log P of each next piece under the mixture; a datastore of the same split hides a sentence's own entries.
-
-        ``translation.unweighted_external``: the published decoder multiplies the vocabulary's probabilities by 1 - share, but
-        not the joined memory's by share, so that the sum is more than 1 (knn_lambda_type trime, get_normalized_probs).
-        """
+        """Return log P of each next piece under the mixture; a datastore of the same split hides a sentence's own entries."""
         logits = self.logits(f)
         if self.nearest is None:
             return logits.log_softmax(1)
         attribution, _ = self.attribution(logits, f, g, sentence)
         if isinstance(self.row, FittedMixtureSpec) or not (self.settings.unweighted_external and self.row.joint):
             return attribution.probability.clamp(min=MIN_PROBABILITY).log()
+        # The published decoder multiplies the vocabulary's probabilities by 1 - share, but not the memory's by share: the sum
+        # is more than 1 (knn_lambda_type trime, get_normalized_probs).
         (memory,) = (part for name, part in attribution.parts.items() if name != "vocabulary")
         total = attribution.parts["vocabulary"] + memory / memory.sum(1, keepdim=True).clamp(min=MIN_PROBABILITY)
         return total.clamp(min=MIN_PROBABILITY).log()
@@ -140,7 +136,7 @@ class Translator:
     def attribution(
         self, logits: Float[Tensor, "n v"], f: Float[Tensor, "n d"], g: Float[Tensor, "n d"], sentence: Int[Tensor, " n"]
     ) -> tuple[Attribution, dict[str, Entries]]:
-        """Return each context's probabilities by component, and its nearest entries, of which a sentence's own are hidden."""
+        """Return each context's probabilities by component, and its nearest entries but for those of its own sentence."""
         if self.nearest is None:
             return Attribution({"vocabulary": logits.softmax(1)}, {}), {}
         zeros = torch.zeros(len(g), dtype=torch.long, device=g.device)

@@ -24,11 +24,9 @@ def similarity(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], met
 
 
 def as_inner_products(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d"], metric: str) -> tuple[Tensor, Tensor]:
-    """Return vectors whose inner products are the similarity.
-
-    Except for l2, equal objects give equal objects, so that products of a set with itself stay symmetric.
-    """
+    """Return vectors whose inner products are the similarity."""
     if metric == "cosine":
+        # Equal objects give equal objects, so that products of a set with itself stay symmetric.
         normalized = normalize_keys(query)
         return normalized, normalized if query is key else normalize_keys(key)
     if metric == "l2":

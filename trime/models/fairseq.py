@@ -25,28 +25,19 @@ PAD = 1  # in every fairseq dictionary
 POSITIONS = 4096  # at least: sinusoids are computed, so windows may be longer than in training
 TRANSLATION_POSITIONS = 1024  # fairseq's default
 PLAIN_INPUT, SOFTMAX = "trime.models.layers.embeddings.PlainInput", "trime.models.layers.heads.Softmax"
-# Arguments that change the forward pass, and the values of them that are supported
-LANGUAGE_MODEL = {
-    "decoder_learned_pos": (False, None),
-    "no_token_positional_embeddings": (False, None),
-    "no_scale_embedding": (False, None),
-    "character_embeddings": (False, None),
+# Arguments that change the forward pass, and the values of them that are supported: most must be off.
+BOTH = ("decoder_learned_pos", "no_token_positional_embeddings", "no_scale_embedding")
+LANGUAGE_MODEL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys((*BOTH, "character_embeddings"), (False, None)),
     "activation_fn": ("relu", None),
     "decoder_normalize_before": (True, None),
 }
-TRANSLATION = {
-    "encoder_learned_pos": (False, None),
-    "decoder_learned_pos": (False, None),
-    "no_token_positional_embeddings": (False, None),
-    "no_scale_embedding": (False, None),
-    "layernorm_embedding": (False, None),
-    "activation_fn": ("relu", None),
-    "adaptive_input": (False, None),
-    "adaptive_softmax_cutoff": (None,),
-    "no_decoder_final_norm": (False, None),
-    "no_cross_attention": (False, None),
-    "cross_self_attention": (False, None),
+TRANSLATION: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys((*BOTH, "encoder_learned_pos", "layernorm_embedding", "adaptive_input"), (False, None)),
+    **dict.fromkeys(("no_decoder_final_norm", "no_cross_attention", "cross_self_attention"), (False, None)),
     "share_all_embeddings": (False, None),
+    "activation_fn": ("relu", None),
+    "adaptive_softmax_cutoff": (None,),
 }
 SIDES = {"layers": "layers", "heads": "attention_heads", "inner": "ffn_embed_dim", "width": "embed_dim"}  # equal on both sides
 SUBLAYERS = {
@@ -98,10 +89,7 @@ def read_checkpoint(path: Path) -> FairseqCheckpoint:
 
 
 def network_from_checkpoint(checkpoint: FairseqCheckpoint) -> tuple[Network, dict[str, Any]]:
-    """Return a language model with the checkpoint's weights, and its configuration in the form of conf/model.
-
-    UserError where the model is not supported, or a weight has no counterpart.
-    """
+    """Return a language model with the checkpoint's weights, and its conf/model; UserError where it is not supported."""
     return convert(checkpoint, language_model_config, language_model_sources)
 
 
@@ -115,10 +103,7 @@ def convert(
     describe: Callable[[FairseqCheckpoint], dict[str, Any]],
     source_names: Callable[[str], list[str]],
 ) -> tuple[Network, dict[str, Any]]:
-    """Return the network that ``describe`` configures, with the checkpoint's weights, and its configuration.
-
-    ``source_names`` lists the checkpoint's weights that are concatenated in a parameter.
-    """
+    """Return the network that ``describe`` configures, and that; ``source_names``: the file's weights in a parameter."""
     try:
         description, tables = describe(checkpoint), embedding_tables(checkpoint.weights)
     except KeyError as error:
@@ -137,13 +122,7 @@ def convert(
         with torch.no_grad():
             parameter.copy_(torch.cat(pieces))
         used |= set(sources)
-    check_unused(weights, used)
-    return network.eval(), description
-
-
-def check_unused(weights: dict[str, Tensor], used: set[str]) -> None:
-    """Raise UserError where an unused weight is neither a marker nor a copy of a used one (tied weights are stored twice)."""
-    copies = {
+    copies = {  # of tied weights, which are stored twice
         "output_projection.weight": "embed_tokens.weight",
         "adaptive_softmax.head.word_proj.weight": "embed_tokens.embeddings.0.0.weight",
     }
@@ -153,8 +132,10 @@ def check_unused(weights: dict[str, Tensor], used: set[str]) -> None:
             source = f"embed_tokens.embeddings.{int(tail[1]) + 1}.{1 if tail[2] == '0' else 0}.weight"
         is_unused_norm = name.startswith("layer_norm.") and not has_final_norm(weights)
         is_copy = source in weights and torch.equal(weights[source], weights[name])
-        if not (is_unused_norm or is_copy or name.endswith(("version", "_float_tensor"))):
+        is_marker = name.endswith(("version", "_float_tensor"))
+        if not (is_unused_norm or is_copy or is_marker):
             raise UserError(f"the checkpoint's {name} has no place in this architecture: it is not supported")
+    return network.eval(), description
 
 
 def check_supported(args: dict[str, Any], supported: dict[str, tuple[Any, ...]]) -> None:

@@ -51,8 +51,7 @@ class Network(nn.Module):
         return bool(self.backbone.is_stateful)
 
     @property
-    def width(self) -> int:
-        """The width of g."""
+    def width(self) -> int:  # of g
         return int(self.backbone.width)
 
     def vocabulary_mass(self, f: Tensor, target: Int[Tensor, " n"]) -> LogMass:
@@ -80,8 +79,7 @@ class Network(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """The number of parameters, shared ones counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        return sum(parameter.numel() for parameter in self.parameters())  # shared ones are counted once
 
 
 class Reader:
@@ -110,10 +108,10 @@ class Reader:
         return [] if self.state is None else tree_flatten(self.state)[0]
 
     def restore(self, tensors: list[Tensor], device: Any) -> None:
-        """Restore a state that ``state_tensors`` has returned."""
         if not tensors:
             self.state = None
             return
+        # A state is nested as the backbone nests it: a fresh one of a single row shows how, and the types.
         references, structure = tree_flatten(self.network.backbone.initial_state(1))
         pairs = zip(tensors, references, strict=True)
         self.state = tree_unflatten([tensor.to(device, reference.dtype) for tensor, reference in pairs], structure)
@@ -134,12 +132,10 @@ def build_network(model: Any, vocabulary: int) -> Network:
 
 
 def shard_weights(network: Network, mesh: Any) -> None:
-    """Shard every weight, its gradient and the optimizer's state over the devices of a mesh (FSDP).
-
-    A layer's weights are gathered when it is used; those outside of layers stay gathered for the head, until the update.
-    """
+    """Shard every weight, its gradient and the optimizer's state over the devices of a mesh (FSDP)."""
     from torch.distributed.fsdp import fully_shard  # the import takes half a second, and few runs need it
 
+    # A layer's weights are gathered when it is used; all others stay gathered for the head, until the update.
     for child in network.backbone.children():
         for layer in child if isinstance(child, nn.ModuleList) else []:
             fully_shard(layer, mesh=mesh)
@@ -149,10 +145,7 @@ def shard_weights(network: Network, mesh: Any) -> None:
 
 
 def save_network(network: Network, path: Path, base: str = "") -> None:
-    """Write the weights as safetensors, shared ones once; of a partly frozen model, only those that were trained.
-
-    ``base`` identifies the frozen weights, so that models with other frozen weights are different files.
-    """
+    """Write the weights, shared ones once; of a partly frozen model those that were trained, and ``base``, the others' name."""
     if all(parameter.requires_grad for parameter in network.parameters()):
         write_tensors(path, without_aliases(network.state_dict()))
         return
@@ -162,6 +155,7 @@ def save_network(network: Network, path: Path, base: str = "") -> None:
 
 def without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return each tensor under its first name only: tied weights share memory, which safetensors refuses."""
+    # Reversed, so that the first name of a shared tensor is the one that stays.
     names = {(weight.data_ptr(), weight.shape): name for name, weight in reversed(weights.items()) if weight.numel()}
     return {name: weight for name, weight in weights.items() if name in {*names.values()} or not weight.numel()}
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trime.common.metrics import share_interval
-from trime.report.canvas import BLUE, GREY, ORANGE, Panel, draw_grid, finish_size_axis, line_style
+from trime.report.canvas import BLUE, GREY, LINES, ORANGE, Panel, finish_size_axis, line_style
 from trime.report.run_result import AnsweringRun, Record
-from trime.report.tables import PROCESSOR_TIME, Table, processor_text
+from trime.report.tables import PROCESSOR_TIME, Table, optional
 
 BINS = 160  # bars of a picture of what was kept
 OPACITY = 0.6  # of a cell of 100 %, so that numbers in it are legible on a light page and on a dark one
@@ -31,8 +31,7 @@ class Share(NamedTuple):
     questions: int
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Return Wilson's 95 % interval."""
+    def interval(self) -> tuple[float, float]:  # Wilson's, 95 %
         return share_interval(self.share, self.questions)
 
     def __str__(self) -> str:
@@ -62,37 +61,29 @@ def answers_table(runs: list[AnsweringRun]) -> Table:
                 *(run.name, row.eviction, str(row.memory_size)),
                 f"{row.prompt_tokens:,}" if row.prompt_tokens else "",
                 *map(str, shares),
-                *(f"{row.questions:,}", str(run.seed), queries_of(run)),
+                *(f"{row.questions:,}", str(run.seed), "default" if row.query_size is None else str(row.query_size)),
                 f"last {row.max_prompt_tokens:,}" if row.max_prompt_tokens else "",
-                *([processor_text(row.processor_ms_per_token)] if timed else []),
-                "" if row.peak_memory_mb is None else f"{row.peak_memory_mb:,.0f}",
+                *([optional(row.processor_ms_per_token, ",.3f")] if timed else []),
+                optional(row.peak_memory_mb, ",.0f"),
             ]
         )
     return Table([*header, "seed", "N", "truncated to", *timed, "peak MB"], lines)
 
 
-def queries_of(run: AnsweringRun) -> str:
-    """Return N as configured, ``default`` if it was not set."""
-    return "default" if run.row.query_size is None else str(run.row.query_size)
-
-
 def label_runs(runs: list[AnsweringRun]) -> list[tuple[str, AnsweringRun]]:
     """Label each run with its name and the settings in which runs of that name differ: only equal runs are averaged."""
-    settings = [settings_of(run) for run in runs]
-    labels = []
+    settings: list[dict[str, Any]] = []
+    for run in runs:  # of model, questions and reading, without those that have columns of their own
+        questions = {key: value for key, value in run.questions.items() if key not in ("seed", "words", "_target_")}
+        if "_target_" in run.questions:
+            questions["questions"] = run.questions["_target_"].rpartition(".")[2]
+        settings.append((run.small_model or {"model": run.model}) | questions | run.answering | (run.row.model_extra or {}))
+    labelled = []
     for run, own in zip(runs, settings, strict=True):
         others = [other for namesake, other in zip(runs, settings, strict=True) if namesake.name == run.name]
         differing = [key for key, value in own.items() if any(other.get(key) != value for other in others)]
-        labels.append(", ".join([run.name, *(f"{key} {own[key]}" for key in differing)]))
-    return list(zip(labels, runs, strict=True))
-
-
-def settings_of(run: AnsweringRun) -> dict[str, Any]:
-    """Return a run's settings of model, questions and reading, without those that have columns of their own."""
-    questions = {key: value for key, value in run.questions.items() if key not in ("seed", "words", "_target_")}
-    if "_target_" in run.questions:
-        questions["questions"] = run.questions["_target_"].rpartition(".")[2]
-    return (run.small_model or {"model": run.model}) | questions | run.answering | (run.row.model_extra or {})
+        labelled.append((", ".join([run.name, *(f"{key} {own[key]}" for key in differing)]), run))
+    return labelled
 
 
 def measures(runs: list[AnsweringRun]) -> str:
@@ -106,7 +97,8 @@ def cells_of(labelled: list[tuple[str, AnsweringRun]]) -> dict[str, dict[Key, Sh
     for label, run in labelled:
         row = run.row
         if isinstance(row.memory_size, int) and not row.max_prompt_tokens:
-            key = Key(label, run.questions.get("words"), row.memory_size, queries_of(run))
+            queries = "default" if row.query_size is None else str(row.query_size)
+            key = Key(label, run.questions.get("words"), row.memory_size, queries)
             found.setdefault(row.eviction, {}).setdefault(key, []).append(Share(run.share, row.questions))
     return {
         policy: {key: Share(mean(c.share for c in cells), sum(c.questions for c in cells)) for key, cells in by_key.items()}
@@ -121,52 +113,41 @@ def keys_of(cells: dict[str, dict[Key, Share]]) -> list[Key]:
 
 
 def policies_table(runs: list[AnsweringRun]) -> Table:
-    """Return the share of answered questions in per cent: a line for each policy, the worst first.
-
-    The title of a column has M and, where columns differ in them, label, words and N.
-    """
+    """Return the share of answered questions in per cent: a line for each policy, the worst first."""
     cells = cells_of(label_runs(runs))
     keys = keys_of(cells)
+    # Only what differs between columns is in their titles.
     labels, words, _, queries = (len({key[place] for key in keys}) > 1 for place in range(4))
-    titles = [
-        ", ".join(
-            [*[key.label] * labels, *[f"{key.words or 'all'} words"] * words, f"M {key.size}", *[f"N {key.queries}"] * queries]
-        )
-        for key in keys
-    ]
+    titles = []
+    for key in keys:
+        length, waiting = [f"{key.words or 'all'} words"] * words, [f"N {key.queries}"] * queries
+        titles.append(", ".join([*[key.label] * labels, *length, f"M {key.size}", *waiting]))
     ranked = sorted(cells, key=lambda policy: mean(cell.share for cell in cells[policy].values()))
     return Table(["eviction", *titles], [[policy, *(str(cells[policy].get(key, "")) for key in keys)] for policy in ranked])
 
 
 def answers_panels(runs: list[AnsweringRun]) -> list[Panel]:
-    """Return a panel of results over M for each model, context length and N.
-
-    There is none where M does not vary and no memory kept everything.
-    """
+    """Return a panel of results over M for each model, context length and N, where M varies or a memory kept everything."""
     labelled = label_runs(runs)
-    cells = cells_of([(label, run) for label, run in labelled if not keeps_all(run)])
-    whole = cells_of([(label, run) for label, run in labelled if keeps_all(run)])
+
+    def keeps_all(run: AnsweringRun) -> bool:  # no policy evicts anything where a prompt fits into the memory
+        return isinstance(run.row.memory_size, int) and run.row.memory_size >= (run.row.prompt_tokens or math.inf)
+
+    def by_size(cells: dict[Key, Share], condition: Key) -> dict[int, Share]:
+        return {key.size: share for key, share in cells.items() if key._replace(size=0) == condition}
+
+    cells, whole = (cells_of([(label, run) for label, run in labelled if keeps_all(run) is kept]) for kept in (False, True))
     styles = {policy: line_style(number) for number, policy in enumerate(sorted(cells.keys() - {"fifo"}))}
     styles |= {"fifo": {"color": GREY, "marker": "o", "ms": 5}}
     panels: list[Panel] = []
     for condition in dict.fromkeys(key._replace(size=0) for key in keys_of(cells)):
         lines = {policy: by_size(by_key, condition) for policy, by_key in cells.items()}
-        kept = [share for by_key in whole.values() for share in by_size(by_key, condition).values()]
-        if kept or any(len(points) > 1 for points in lines.values()):
+        level = next((share for by_key in whole.values() for share in by_size(by_key, condition).values()), None)
+        if level or any(len(points) > 1 for points in lines.values()):
             title = f"{condition.label}, {condition.words or 'all'} words, N {condition.queries}"
-            level, labels = kept[0] if kept else None, (title, f"{measures(runs)}, %")
+            labels = title, f"{measures(runs)}, %"
             panels.append(partial(answers_panel, lines=lines, level=level, styles=styles, labels=labels))
     return panels
-
-
-def by_size(cells: dict[Key, Share], condition: Key) -> dict[int, Share]:
-    """Return the shares by M of the conditions that differ from one in M alone."""
-    return {key.size: share for key, share in cells.items() if key._replace(size=0) == condition}
-
-
-def keeps_all(run: AnsweringRun) -> bool:
-    """Return whether the memory of a run has room for its prompts, so that no policy evicts anything."""
-    return isinstance(run.row.memory_size, int) and run.row.memory_size >= (run.row.prompt_tokens or math.inf)
 
 
 def answers_panel(
@@ -176,15 +157,12 @@ def answers_panel(
     styles: dict[str, dict[str, Any]],
     labels: tuple[str, str],
 ) -> None:
-    """Draw the results of each policy over M with Wilson's intervals, in the order of their last points.
-
-    ``level`` is the result where nothing is evicted, ``labels`` are the title and the measure. Policies stand beside one
-    another, so that intervals can be told apart.
-    """
+    """Draw each policy over M with Wilson's intervals; ``level``: nothing is evicted; ``labels``: title and measure."""
     drawn = sorted((policy for policy in lines if lines[policy]), key=lambda policy: -max(lines[policy].items())[1].share)
     for place, policy in enumerate(drawn):
         cells = sorted(lines[policy].items())
         errors = [[100 * abs(cell.share - end) for end in cell.interval] for _, cell in cells]
+        # Policies stand beside one another, so that intervals can be told apart.
         sizes = [size * BESIDE ** (place - (len(drawn) - 1) / 2) for size, _ in cells]
         shares = [100 * cell.share for _, cell in cells]
         axis.errorbar(sizes, shares, np.array(errors).T, label=policy, lw=1.2, elinewidth=0.8, clip_on=False, **styles[policy])
@@ -204,12 +182,13 @@ def depth_panels(runs: list[AnsweringRun]) -> list[Panel]:
     for label, run in label_runs(runs):
         if run.row.by_depth and isinstance(run.row.memory_size, int):
             found.setdefault((label, run.row.eviction, run.row.memory_size), []).append(run)
+    panels: list[Panel] = []
     several = len({label for label, _, _ in found}) > 1
-    return [
-        partial(depth_panel, runs=group, title=", ".join([*[label] * several, policy, f"M {size}"]))
-        for (label, policy, size), group in sorted(found.items(), key=lambda item: item[0])
-        if len({run.row.prompt_tokens for run in group}) > 1
-    ]
+    for (label, policy, size), group in sorted(found.items(), key=lambda item: item[0]):
+        if len({run.row.prompt_tokens for run in group}) > 1:
+            title = ", ".join([*[label] * several, policy, f"M {size}"])
+            panels.append(partial(depth_panel, runs=group, title=title))
+    return panels
 
 
 def depth_panel(axis: Any, runs: list[AnsweringRun], title: str) -> None:
@@ -222,9 +201,11 @@ def depth_panel(axis: Any, runs: list[AnsweringRun], title: str) -> None:
     lengths, depths = (sorted({key[place] for key in cells}) for place in (0, 1))
     shares = np.full((len(depths), len(lengths)), np.nan)
     for (length, depth), of_runs in cells.items():
+        # Seeds may have asked different numbers of questions at a depth.
         share = sum(share * count for share, count in of_runs) / sum(count for _, count in of_runs)
         shares[depths.index(depth), lengths.index(length)] = 100 * share
-    blue = [int(BLUE[place : place + 2], 16) / 255 for place in (1, 3, 5)]  # the smaller a share, the more transparent
+    # The smaller a share, the more transparent: so a cell suits a light page and a dark one.
+    blue = [int(BLUE[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     opacity = OPACITY * np.nan_to_num(shares)[..., None] / 100
     axis.imshow(np.concatenate([np.broadcast_to(blue, (*shares.shape, 3)), opacity], -1), aspect="auto")
     for (line, column), share in np.ndenumerate(shares):
@@ -250,7 +231,6 @@ class AnswerSample(Record):
 
     @property
     def judgement(self) -> str:
-        """Return whether the question was answered correctly, in words."""
         return f"answered {'correctly' if self.right else 'incorrectly'}"
 
     @property
@@ -276,5 +256,6 @@ def kept_panel(axis: Any, sample: AnswerSample) -> None:
         axis.axvline(place, color=ORANGE, lw=1.2, alpha=0.8, label="an accepted answer" if number == 0 else None)
     axis.set(xlabel="position in the prompt, tokens", ylabel="kept by layers, %", ylim=(0, 105), xlim=(0, len(sample.kept)))
     axis.set_title(f"{textwrap.shorten(sample.question, 70)}\n{sample.judgement}", fontsize=10)
-    draw_grid(axis, "y")
+    axis.grid(axis="y", color=LINES, lw=0.8)
+    axis.set_axisbelow(True)
     axis.legend(frameon=False, fontsize=8, loc="upper left")

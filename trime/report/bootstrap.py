@@ -19,20 +19,15 @@ DRAWS = 10_000
 
 
 class Difference(NamedTuple):
-    """The first group's value minus the other's, with the interval that holds 95 % of the bootstrap draws.
-
-    ``units`` is the number of documents, parts or sentences that were resampled, times that of seeds. With one part and one
-    seed there is nothing to resample, and the interval is NaN.
-    """
+    """The first group's value minus the other's, with the interval that holds 95 % of the bootstrap draws."""
 
     value: float
-    low: float
+    low: float  # NaN where one part and one seed leave nothing to resample
     high: float
-    units: int
+    units: int  # documents, parts or sentences, times seeds
 
     @property
     def interval(self) -> str:
-        """Return the interval as text."""
         return "one part, one seed: no interval" if math.isnan(self.low) else f"[{self.low:+.2f}, {self.high:+.2f}]"
 
     @property
@@ -41,8 +36,7 @@ class Difference(NamedTuple):
         return (self.low > 0 or self.high < 0) and self.has_verdict
 
     @property
-    def has_verdict(self) -> bool:
-        """Return True if there are enough units to say whether a difference is shown."""
+    def has_verdict(self) -> bool:  # enough units to say whether a difference is shown
         return self.units >= FEWEST and not math.isnan(self.low)
 
     def __str__(self) -> str:
@@ -72,6 +66,7 @@ def interval_of(group: Group) -> tuple[float, float] | None:
 
 def draw_counts(*numbers: int) -> tuple[np.ndarray, ...]:
     """Return for each number n how often every draw of the bootstrap takes each of n units [draws n]; always the same draws."""
+    # Always the same draws: a report made again has the same intervals.
     random = np.random.default_rng(0)
     return tuple(random.multinomial(n, np.full(n, 1 / n), DRAWS) for n in numbers)
 
@@ -80,6 +75,7 @@ def paired_bootstrap(sides: np.ndarray, metric: str) -> Difference:
     """Return the difference in a metric between two sides, given as [seeds, 2, documents, (summed loss, tokens)]."""
     seeds, _, count, _ = sides.shape
     seed_counts, document_counts = draw_counts(seeds, count)
+    # Each draw takes the same documents and seeds on both sides: what the sides share cancels.
     sums = np.einsum("rs,spdx,rd->rpx", seed_counts, sides, document_counts)
     to_metric = ARRAY_MEASURES[metric]
     draws = to_metric(sums[..., 0] / sums[..., 1])
@@ -103,16 +99,14 @@ def corpus_bleu(sums: np.ndarray) -> np.ndarray:
 
 
 def bleu_difference(one: Group, other: Group) -> Difference | None:
-    """Return the difference in BLEU, averaged over seeds, by paired bootstrap over sentences (Koehn 2004) and seeds.
-
-    None if the runs kept no BLEU statistics.
-    """
+    """Return the difference in BLEU by paired bootstrap over sentences (Koehn 2004) and seeds; None without statistics."""
     statistics = [[run.row.bleu_statistics for run in pair] for pair in seed_pairs(one, other)]
     if not all(side for pair in statistics for side in pair):
         return None
     sides = np.array(statistics, dtype=float)  # [seeds, 2, sentences, 10]
     seeds, _, count, _ = sides.shape
     seed_counts, sentence_counts = draw_counts(seeds, count)
+    # BLEU is no mean over sentences: it is computed anew from the sums of each draw.
     draws = np.stack([[corpus_bleu(sentence_counts @ side) for side in pair] for pair in sides])  # [seeds, 2, draws]
     differences = ((draws[:, 0] - draws[:, 1]).T * seed_counts).sum(1) / seeds
     total = corpus_bleu(sides.sum(2))

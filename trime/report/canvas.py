@@ -48,10 +48,8 @@ def canvas(width: float, height: float, columns: int, lines: int = 1, line_heigh
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    size = (width, height)
-    figure, axes = pyplot.subplots(
-        lines, columns, figsize=size, height_ratios=line_heights, layout="constrained", squeeze=False
-    )
+    shape: dict[str, Any] = {"figsize": (width, height), "height_ratios": line_heights, "squeeze": False}
+    figure, axes = pyplot.subplots(lines, columns, layout="constrained", **shape)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes.flat)
@@ -74,6 +72,7 @@ def save_picture(figure: Any, path: Path) -> Path:
     from matplotlib import pyplot
 
     without_mathematics(figure)
+    # Without a fixed salt, the ids in an SVG differ from run to run.
     with matplotlib.rc_context({"svg.hashsalt": path.name}):
         for format, metadata in UNDATED.items():
             with replacing(path.with_suffix(f".{format}")) as partial:
@@ -84,15 +83,14 @@ def save_picture(figure: Any, path: Path) -> Path:
 
 
 def save_panels(panels: list[Panel], path: Path, headline: str = "", height: float = PANEL_HEIGHT) -> Path:
-    """Draw panels under a headline, each of this height in inches, and return the path of the picture.
-
-    There are two in a line, so that their type is legible in a column of text.
-    """
+    """Draw panels under a headline, each of this height in inches, and return the path of the picture."""
+    # Two in a line: their type is then legible in a column of text.
     columns = min(len(panels), COLUMNS)
     lines = -(-len(panels) // columns)
     figure, axes = canvas(1 + PANEL_WIDTH * columns, height * lines, columns, lines)
     for axis, panel in zip(axes, panels, strict=False):
         panel(axis)
+    # An odd number of panels leaves the last place empty.
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     figure.suptitle(textwrap.fill(headline, HEADLINE_WIDTH * columns))
@@ -112,10 +110,8 @@ def draw_svg(panel: Panel) -> str:
         content = io.StringIO()
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
         pyplot.close(figure)
-    svg = content.getvalue()[content.getvalue().index("<svg") :]
-    for colour, name in {"#000000": "currentColor", LINES: "var(--line)"}.items():
-        svg = svg.replace(colour, name)
-    return svg
+    _, start, rest = content.getvalue().partition("<svg")
+    return f"{start}{rest}".replace("#000000", "currentColor").replace(LINES, "var(--line)")
 
 
 def fit_narrow(figure: Any, axis: Any) -> None:
@@ -138,12 +134,6 @@ def fit_narrow(figure: Any, axis: Any) -> None:
     figure.set_size_inches(SVG_WIDTH, height)
 
 
-def draw_grid(axis: Any, across: str) -> None:
-    """Draw thin lines at the ticks of the ``x`` or the ``y`` axis, behind everything else."""
-    axis.grid(axis=across, color=LINES, lw=0.8)
-    axis.set_axisbelow(True)
-
-
 def draw_dots(
     axis: Any,
     names: list[str],
@@ -152,10 +142,7 @@ def draw_dots(
     metric: str,
     colours: list[str],
 ) -> None:
-    """Draw a line for each name from top to bottom: its interval, a small dot for each seed, and a large one at their mean.
-
-    The axis is logarithmic where results differ by more than a factor of five.
-    """
+    """Draw a line for each name from top to bottom: its interval, a small dot for each seed, and a large one at their mean."""
     means = [mean_over_seeds(of_seeds, metric) for of_seeds in values]
     for position, (of_seeds, value, interval, colour) in enumerate(zip(values, means, intervals, colours, strict=True)):
         if interval:
@@ -166,11 +153,13 @@ def draw_dots(
     axis.set_yticks(range(len(names)), names)
     axis.yaxis.set_gid(NAMED)
     axis.set_ylim(len(names) - 0.5, -0.7)
-    draw_grid(axis, "x")
+    axis.grid(axis="x", color=LINES, lw=0.8)
+    axis.set_axisbelow(True)
     better = f"{'higher' if metric == 'BLEU' else 'lower'} is better"
     lines = "; lines: 95 %" * any(intervals) + "; small dots: seeds" * any(len(of_seeds) > 1 for of_seeds in values)
     axis.margins(x=0.12)  # room for the numbers at either end
     axis.set_xlabel(f"test {metric} ({better}{lines})")
+    # Without a logarithm, results that differ fivefold would push all others together.
     if min(means) > 0 and max(means) > 5 * min(means):
         axis.set_xscale("log")
         digits = (1, 2, 5) if max(means) < 30 * min(means) else (1, 3)

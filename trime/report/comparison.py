@@ -49,7 +49,6 @@ class Comparison(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Return the title of the text."""
         return self.runs[0].title
 
     @property
@@ -57,14 +56,13 @@ class Comparison(NamedTuple):
         """Return how the table's columns and marks are to be read."""
         units, header = " or ".join(sorted({units_of(group) for group in self.groups})), self.table.header
         paired = f"Differences to {self.against} are paired, with a 95 % interval by bootstrap over seeds and {units}."
-        return tables.applicable(
-            {
-                paired: INTERVAL.format(self.against) in header,
-                PUBLISHED_NOTE: any(title.endswith("*") for title in header),
-                tables.FITTED_NOTE: any(run.is_fitted for run in self.runs),
-                tables.EDGE_NOTE: any(tables.EDGE in title for title in header),
-            }
-        )
+        notes = {
+            paired: INTERVAL.format(self.against) in header,
+            PUBLISHED_NOTE: any(title.endswith("*") for title in header),
+            tables.FITTED_NOTE: any(run.is_fitted for run in self.runs),
+            tables.EDGE_NOTE: any(tables.EDGE in title for title in header),
+        }
+        return [note for note, applies in notes.items() if applies]
 
     @property
     def verdicts(self) -> str:
@@ -80,20 +78,16 @@ class Comparison(NamedTuple):
         return "\n\n".join([*shown, *notes]) + "\n"
 
     def sections(self, figures: dict[str, Figure]) -> list[Section]:
-        """Return the sections of the text on a page."""
         note = " ".join([f"{tables.text_facts(self.runs[0])}. The worst run comes first.", *tables.text_notes(self.runs[0])])
-        panels: list[Panel] = [
-            partial(compare_panel, groups=self.groups),
-            *policies_panels(self.groups),
-            *curves_panels(self.runs),
-        ]
-        drawn = {figure.title: figure.comparison_panels(self.runs) for figure in figures.values()}
-        return [
-            Section(self.title, note, [self.table], footnotes=self.footnotes),
-            *picture_sections(f"Pictures of {self.title}", panels),
-            *(section for title, of_figure in drawn.items() for section in picture_sections(title, of_figure)),
-            *([Section("Order of the papers", self.verdicts, [self.order], folded=True)] if self.verdicts else []),
-        ]
+        results: Panel = partial(compare_panel, groups=self.groups)
+        panels = [results, *policies_panels(self.groups), *curves_panels(self.runs)]
+        sections = [Section(self.title, note, [self.table], footnotes=self.footnotes)]
+        sections += picture_sections(f"Pictures of {self.title}", panels)
+        for figure in figures.values():
+            sections += picture_sections(figure.title, figure.comparison_panels(self.runs))
+        if self.verdicts:
+            sections.append(Section("Order of the papers", self.verdicts, [self.order], folded=True))
+        return sections
 
 
 def compare_runs(runs: list[ScoredRun], settings: DictConfig) -> Comparison:
@@ -125,19 +119,18 @@ def units_of(group: Group) -> str:
 
 
 def compare_table(groups: list[Group], baseline: str, published: PublishedResults) -> Table:
-    """Return a table of runs on one text: each group's last row, its difference to the baseline, published results.
-
-    Columns in which every cell is empty are left out.
-    """
+    """Return a table of runs on one text: each group's last row, its difference to the baseline, published results."""
     groups = rank_groups(groups)[1]
     metric = metric_names([group.first for group in groups])
     lines = [
         {"run": label} | group_columns(group, baseline_of(group, groups, baseline), baseline, metric)
         for label, group in zip(group_labels(groups), groups, strict=True)
     ]
+    # The papers' texts and budgets are others, so these columns are marked.
     for title, rows in published.items():
         for line, group in zip(lines, groups, strict=True):
             line[f"{title}*"] = " / ".join(f"{x:.2f}" for x in rows.get(group.name, []))
+    # Columns without any cell are left out.
     return tables.table_of(lines, {title for title in lines[0] if not any(line[title] for line in lines)})
 
 
@@ -165,8 +158,8 @@ def group_columns(group: Group, other: Group | None, baseline: str, metric: str)
         "params": (f"{size / 1e6:.1f}M" if size >= 1e6 else f"{size / 1e3:.1f}k") if size else "",
         "search": row.search or "",
         "recall": tables.optional(recall, ".2f"),
-        f"train {tables.PROCESSOR_TIME}": tables.processor_text(group.average(lambda run: run.train.processor_ms_per_token)),
-        tables.PROCESSOR_TIME: tables.processor_text(group.average(lambda run: run.row.processor_ms_per_token)),
+        f"train {tables.PROCESSOR_TIME}": tables.optional(group.average(lambda run: run.train.processor_ms_per_token), ",.3f"),
+        tables.PROCESSOR_TIME: tables.optional(group.average(lambda run: run.row.processor_ms_per_token), ",.3f"),
         "memory MB": tables.optional(group.average(lambda run: run.row.peak_memory_mb), ",.0f"),
         f"tuned to an edge {tables.EDGE}": ", ".join(edges),
     }
@@ -179,29 +172,26 @@ def order_table(groups: list[Group], published: PublishedResults) -> Table:
     otherwise *no difference shown*, *no interval* for a single part and seed, or *too few units*. Experiments that were run
     here with several settings are left out.
     """
+    # A name that occurs twice stands for several settings: which of them the paper's row means is unknown.
     names = Counter(group.name for group in groups)
     lines = []
     for title, rows in published.items():
         published_groups = [group for group in groups if group.name in rows and names[group.name] == 1]
         for one, other in combinations(sorted(published_groups, key=lambda group: -rows[group.name][-1]), 2):
-            paper = rows[one.name][-1] - rows[other.name][-1]
-            if comparable(one, other):
-                both = [tables.mark_edge(group.name, group.dev) for group in (one, other)]
-                lines.append([title, *both, f"{paper:+.2f}", *judge_difference(one, other, paper)])
+            if not comparable(one, other):
+                continue
+            paper, text, verdict = rows[one.name][-1] - rows[other.name][-1], "", "no interval"
+            if measured := difference(one, other) if one.row.bleu is None else bleu_difference(one, other):
+                text = f"{measured.value:+.2f} {measured.interval}"
+                if measured.significant:
+                    verdict = "agrees" if measured.value * paper > 0 else "disagrees"
+                elif measured.has_verdict:
+                    verdict = "no difference shown"
+                elif not math.isnan(measured.low):
+                    verdict = "too few units"
+            both = [tables.mark_edge(group.name, group.dev) for group in (one, other)]
+            lines.append([title, *both, f"{paper:+.2f}", text, verdict])
     return Table(["published in", "row", "minus row", "paper", "here, 95 % interval", "order"], lines)
-
-
-def judge_difference(one: Group, other: Group, paper: float) -> tuple[str, str]:
-    """Return the measured difference as text, and the verdict whether its sign is that of the paper's difference."""
-    measured = difference(one, other) if one.row.bleu is None else bleu_difference(one, other)
-    if measured is None:
-        return "", "no interval"
-    text = f"{measured.value:+.2f} {measured.interval}"
-    if not measured.has_verdict:
-        return text, "no interval" if math.isnan(measured.low) else "too few units"
-    if not measured.significant:
-        return text, "no difference shown"
-    return text, "agrees" if measured.value * paper > 0 else "disagrees"
 
 
 def compare_picture(texts: list[list[Group]], path: Path) -> Path:
@@ -217,7 +207,10 @@ def compare_panel(axis: Any, groups: list[Group]) -> None:
     """Draw the last row of each group, the worst first, with its 95 % interval and a dot for each seed."""
     metric, groups = rank_groups(groups)
     groups = [group for group in groups if np.isfinite(group.mean("test", metric))] or groups
-    colours = [BLUE if is_trained_with_memory(group.first) else GREY for group in groups]
+    colours = []
+    for run in (group.first for group in groups):
+        by_name = run.name.startswith("trime")  # earlier versions recorded only the name
+        colours.append(BLUE if (by_name if run.trained_with_memory is None else run.trained_with_memory) else GREY)
     names = [tables.mark_edge(label, group.dev) for label, group in zip(group_labels(groups), groups, strict=True)]
     intervals = [interval_of(group) for group in groups]
     draw_dots(axis, names, [group.values("test", metric) for group in groups], intervals, metric, colours)
@@ -225,39 +218,33 @@ def compare_panel(axis: Any, groups: list[Group]) -> None:
     if {BLUE, GREY} <= {*colours}:
         for colour, label in ((BLUE, "trained by TRIME"), (GREY, "others")):
             axis.plot([], [], "o", ms=7, color=colour, label=label)
-        axis.set_ylim(len(groups) + 1.2, -0.7)  # room for the legend below the last row
+        # Room for the legend, below the last row.
+        axis.set_ylim(len(groups) + 1.2, -0.7)
         axis.legend(frameon=False, fontsize=9, loc="lower left" if metric == "BLEU" else "lower right")
 
 
-def is_trained_with_memory(run: ScoredRun) -> bool:
-    """Return True if a model was trained with a memory; in results of earlier versions, the name alone says so."""
-    return run.name.startswith("trime") if run.trained_with_memory is None else run.trained_with_memory
-
-
 def policies_panels(groups: list[Group]) -> list[Panel]:
-    """Return a panel of test results over the size of the memory, if there are several eviction policies."""
-    policies = {group.row.eviction for group in groups} - {None}
-    return [partial(policies_panel, groups=groups)] if len(policies) > 1 else []
+    """Return a panel of test results over the size of the memory, if there are several eviction policies.
 
-
-def policies_panel(axis: Any, groups: list[Group]) -> None:
-    """Draw a line for each experiment and policy, averaged over seeds (Attendre section 3.1).
-
-    Layers with memories of different sizes are placed at the mean size.
+    It has a line for each experiment and policy, averaged over seeds (Attendre section 3.1). Layers with memories of different
+    sizes are placed at the mean size.
     """
-    lines: dict[str, dict[float, float]] = {}
-    for group in groups:
-        size = group.row.memory_size
-        if group.row.eviction and size is not None:
-            lines.setdefault(f"{group.name}, {group.row.eviction}", {})[float(np.mean(size))] = group.mean("test")
-        elif size == 0:
-            axis.axhline(group.mean("test"), color="black", lw=1, ls=":", label=f"{group.name}, no memory")
-    for number, (label, points) in enumerate(sorted(lines.items())):
-        axis.plot(*zip(*sorted(points.items()), strict=True), label=label, **line_style(number))
-    metric = metric_names([group.first for group in groups])
-    title = f"eviction policies on {groups[0].first.title}"
-    axis.set(xlabel="entries in memory", ylabel=f"test {metric}", title=title)
-    finish_size_axis(axis, {size for points in lines.values() for size in points})
+
+    def draw(axis: Any) -> None:
+        lines: dict[str, dict[float, float]] = {}
+        for group in groups:
+            size = group.row.memory_size
+            if group.row.eviction and size is not None:
+                lines.setdefault(f"{group.name}, {group.row.eviction}", {})[float(np.mean(size))] = group.mean("test")
+            elif size == 0:
+                axis.axhline(group.mean("test"), color="black", lw=1, ls=":", label=f"{group.name}, no memory")
+        for number, (label, points) in enumerate(sorted(lines.items())):
+            axis.plot(*zip(*sorted(points.items()), strict=True), label=label, **line_style(number))
+        title, metric = f"eviction policies on {groups[0].first.title}", metric_names([group.first for group in groups])
+        axis.set(xlabel="entries in memory", ylabel=f"test {metric}", title=title)
+        finish_size_axis(axis, {size for points in lines.values() for size in points})
+
+    return [draw] if len({group.row.eviction for group in groups} - {None}) > 1 else []
 
 
 def curves_panels(runs: list[ScoredRun]) -> list[Panel]:
@@ -266,22 +253,17 @@ def curves_panels(runs: list[ScoredRun]) -> list[Panel]:
     for run in runs:
         if "valid" in run.analysis and (curve := run.analysis["valid"].by_memory_size):
             by_metric.setdefault(run.row.metric_name, {})[f"{run.name}, seed {run.seed}"] = curve
-    return [
-        partial(
-            sizes_panel, curves=curves, metric=metric, label=f"dev {metric}", title=f"size of long memory on {runs[0].title}"
-        )
-        for metric, curves in sorted(by_metric.items(), reverse=True)
-    ]
+    draw = partial(sizes_panel, title=f"size of long memory on {runs[0].title}")
+    panels = sorted(by_metric.items(), reverse=True)
+    return [partial(draw, curves=curves, metric=metric, label=f"dev {metric}") for metric, curves in panels]
 
 
 def replay_picture(replay: Replay, path: Path) -> Path:
-    """Draw what each policy retains, and its perplexity, over the size of the memory; the oracle is black.
-
-    There is a panel for each memory and metric, and for each policy that was replayed with several c, beside fifo and oracle.
-    """
+    """Draw what each policy retains, and its perplexity, over the size of the memory; the oracle is black."""
     panels: list[Panel] = []
     for memory in replay.memories:
         title = f"{memory.memory}, {'exact' if replay.exact else 'approximate'}"
+        # A policy that was replayed with several c has a panel of its own, beside fifo and oracle.
         swept = dict.fromkeys(row.policy.split(" ")[0] for row in memory.rows if " c=" in row.policy)
         groups = [[row for row in memory.rows if row.policy.split(" ")[0] in (name, "fifo", "oracle")] for name in swept]
         for rows in groups or [memory.rows]:

@@ -14,10 +14,11 @@ from hydra.utils import instantiate
 
 from trime.common.metrics import MEASURES
 from trime.report.canvas import BLUE, GREY, ORANGE, PANEL_HEIGHT, SCALES, Panel, draw_dots, finish_size_axis, memory_colours
-from trime.report.run_result import Bucket, MeanWeights, Row, ScoredRun
+from trime.report.run_result import Bucket, MeanWeights, ScoredRun
 
 LABEL_WIDTH = 30  # characters per line of a row's name
 AVERAGE = "average"  # the name of the bucket of all tokens
+STALENESS = ("distance from the current key", "share retrieved / share stored")
 
 
 def configured_figures(settings: Any) -> dict[str, Figure]:
@@ -40,8 +41,7 @@ class Figure(ABC):
         """Return the panels that compare several runs, from the results of each; none: no figure."""
         return []
 
-    def height(self, run: ScoredRun) -> float:
-        """Return the height of a run's figure in inches."""
+    def height(self, run: ScoredRun) -> float:  # of a run's figure, in inches
         return PANEL_HEIGHT
 
 
@@ -52,17 +52,22 @@ class Curves(Figure):
 
     def panels(self, run: ScoredRun, history: Path) -> list[Panel]:
         rows, metric = run.metrics["test"], run.row.metric_name
-        panels: list[Panel] = [partial(rows_panel, rows=rows)]
+
+        def results(axis: Any) -> None:
+            names = [textwrap.fill(row.memories, LABEL_WIDTH) for row in rows]
+            colours = [GREY, *[BLUE] * (len(rows) - 1)]  # the first row has no memory
+            draw_dots(axis, names, [[row.value] for row in rows], [None] * len(rows), metric, colours)
+
+        panels: list[Panel] = [results]
         if history.exists():
             with open(history, newline="") as file:
                 panels += history_panels([*csv.DictReader(file)], metric)
         if any(layer.ages for layer in run.staleness):  # of stored keys (Wu et al. 2022, section 3.2)
             stale: dict[str, dict[int, float | None]] = {}
             for layer in run.staleness:
-                ages, number = layer.ages, layer.layer
-                stale[f"distance from the current key, layer {number}"] = {age.age: age.distance for age in ages}
-                ratios: dict[int, float | None] = {age.age: age.share_retrieved / age.share_stored for age in ages}
-                stale[f"share retrieved / share stored, layer {number}"] = ratios
+                distances, ratios = (f"{name}, layer {layer.layer}" for name in STALENESS)
+                stale[distances] = {age.age: age.distance for age in layer.ages}
+                stale[ratios] = {age.age: age.share_retrieved / age.share_stored for age in layer.ages}
             panels.append(lines_panel(stale, "staleness at the end of training", xlabel="age in segments", ylim=(0, None)))
         if any(row.memory_share for row in rows):
             shares = {row.memories: means_of(row.memory_share) for row in rows if row.memory_share}
@@ -85,6 +90,14 @@ class AnalysisFigure(Figure):
         if not run.analysis:
             return []
         analysis, metric = run.analysis["test"], run.row.metric_name
+
+        def retrieval(axis: Any) -> None:
+            shares = [100 * share for share in analysis.retrieval.values()]
+            axis.bar([*analysis.retrieval], shares, color=BLUE, width=0.6)
+            for position, share in enumerate(shares):
+                axis.text(position, share, f"{share:.1f}", ha="center", va="bottom", fontsize=9)
+            axis.set(xlabel="nearest entries K", ylabel="target among them, %", ylim=(0, 105), title="retrieval accuracy")
+
         lines = {
             label: {cell.bucket: MEASURES[metric](cell.loss) for cell in cells if cell.loss is not None}
             for label, cells in analysis.buckets.items()
@@ -92,7 +105,7 @@ class AnalysisFigure(Figure):
         labels = {"xlabel": "frequency of the token on dev", "ylabel": metric, "yscale": SCALES[metric]}
         panels: list[Panel] = [lines_panel(lines, "by frequency", **labels)]
         if analysis.retrieval:
-            panels.append(partial(retrieval_panel, shares=analysis.retrieval))
+            panels.append(retrieval)
         if analysis.by_memory_size:
             panels.append(partial(sizes_panel, curves={"test": analysis.by_memory_size}, metric=metric, label=metric))
         return panels
@@ -139,7 +152,16 @@ def means_of(buckets: list[Bucket]) -> dict[str, float]:
 
 def history_panels(lines: list[dict[str, str]], metric: str) -> list[Panel]:
     """Return the panel of losses in training, as perplexity or bits per character, and that of gates, if there are any."""
-    panels: list[Panel] = [partial(training_panel, lines=lines, metric=metric)]
+
+    def training(axis: Any) -> None:
+        for column, label, colour in (("train/loss", "training (one batch)", GREY), ("valid/objective", "validation", ORANGE)):
+            points = [(int(line["update"]), MEASURES[metric](float(line[column]))) for line in lines if line[column]]
+            if points:
+                marker = "o" if len(points) < 30 else None
+                axis.plot(*zip(*points, strict=True), label=label, color=colour, marker=marker, ms=3)
+        axis.set(yscale=SCALES[metric], xlabel="update", ylabel=f"{metric} of the training objective", title="training")
+        axis.legend(frameon=False)
+
     gates = {  # how much each head takes from memory (Wu et al. 2022, Eq. 1)
         column.removeprefix("train/").replace("/gate/", ", "): {
             int(line["update"]): float(line[column]) for line in lines if line[column]
@@ -147,26 +169,8 @@ def history_panels(lines: list[dict[str, str]], metric: str) -> list[Panel]:
         for column in (lines[0] if lines else {})
         if "/gate/" in column
     }
-    if gates:
-        panels.append(lines_panel(gates, "gates", xlabel="update", ylabel="share of memory, σ(b)", ylim=(0, 1)))
-    return panels
-
-
-def rows_panel(axis: Any, rows: list[Row]) -> None:
-    """Draw the test result of each row; the first has no memory."""
-    names = [textwrap.fill(row.memories, LABEL_WIDTH) for row in rows]
-    colours = [GREY, *[BLUE] * (len(rows) - 1)]
-    draw_dots(axis, names, [[row.value] for row in rows], [None] * len(rows), rows[0].metric_name, colours)
-
-
-def training_panel(axis: Any, lines: list[dict[str, str]], metric: str) -> None:
-    """Draw training and validation loss over updates, as perplexity or bits per character."""
-    for column, label, colour in (("train/loss", "training (one batch)", GREY), ("valid/objective", "validation", ORANGE)):
-        points = [(int(line["update"]), MEASURES[metric](float(line[column]))) for line in lines if line[column]]
-        if points:
-            axis.plot(*zip(*points, strict=True), label=label, color=colour, marker="o" if len(points) < 30 else None, ms=3)
-    axis.set(yscale=SCALES[metric], xlabel="update", ylabel=f"{metric} of the training objective", title="training")
-    axis.legend(frameon=False)
+    labels = {"xlabel": "update", "ylabel": "share of memory, σ(b)", "ylim": (0, 1)}
+    return [training, *([lines_panel(gates, "gates", **labels)] if gates else [])]
 
 
 def sizes_panel(axis: Any, curves: dict[str, dict[str, float]], metric: str, label: str, title: str = "") -> None:
@@ -178,19 +182,12 @@ def sizes_panel(axis: Any, curves: dict[str, dict[str, float]], metric: str, lab
     finish_size_axis(axis, {int(size) for losses in curves.values() for size in losses})
 
 
-def retrieval_panel(axis: Any, shares: dict[str, float]) -> None:
-    """Draw how often the target is among the K nearest entries, by K."""
-    axis.bar([*shares], [100 * share for share in shares.values()], color=BLUE, width=0.6)
-    for position, share in enumerate(shares.values()):
-        axis.text(position, 100 * share, f"{100 * share:.1f}", ha="center", va="bottom", fontsize=9)
-    axis.set(xlabel="nearest entries K", ylabel="target among them, %", ylim=(0, 105), title="retrieval accuracy")
-
-
 def weights_panel(axis: Any, weights: dict[str, MeanWeights], key: str, labels: tuple[str, str]) -> None:
     """Draw a line for each memory whose weights are known by ``key``; ``labels`` are those of the axis and the panel."""
     buckets = [*dict.fromkeys(cell.bucket for each in weights.values() for cell in getattr(each, key))]
     buckets = [bucket for bucket in buckets if bucket != AVERAGE]
-    if all(bucket.isdecimal() for bucket in buckets):  # lengths, which may differ between memories
+    # Memories may know different lengths of context: their union is put in order.
+    if all(bucket.isdecimal() for bucket in buckets):
         buckets.sort(key=int)
     colours = memory_colours(weights)
     for name, each in weights.items():

@@ -35,11 +35,11 @@ TOLERANCE = 0.02  # relative difference of a subset's dev results in two runs: f
 
 @dataclass(frozen=True)
 class External:
-    """How the memory of a datastore was stored and searched."""
+    """How the memory of a datastore was stored and searched; ``precision`` is that of keys."""
 
     index: str
     k: int | str
-    precision: str  # of keys
+    precision: str
 
     def __str__(self) -> str:
         return f"{self.index}, K {self.k}, {self.precision} keys"
@@ -59,36 +59,35 @@ class Point:
 
     @property
     def names(self) -> str:
-        """Return the memories, as in ``local + long``."""
         return " + ".join(self.memories or ("vocabulary alone",))
 
     @property
-    def label(self) -> str:
-        """Return the memories and how the one of a datastore was searched."""
+    def label(self) -> str:  # the memories, and how the one of a datastore was searched
         return self.names + (f" ({self.external})" if self.external else "")
 
 
 def frontier_points(runs: list[ScoredRun]) -> list[Point]:
-    """Return every subset of memories in runs of one model, the best on dev first.
-
-    Subsets without a memory of a datastore, whose settings do not affect them, are returned once.
-    """
+    """Return every subset of memories in runs of one model, the best on dev first."""
     points: dict[Any, Point] = {}
-    for run in runs:
-        if not (subsets := run.subsets):
-            continue
-        to_metric = MEASURES[run.row.metric_name]
+    for run, subsets in ((run, run.subsets) for run in runs if run.subsets):
+        to_metric, search = MEASURES[run.row.metric_name], subsets.external_search
+        stores = run.datastores or ({EARLIER: run.datastore} if run.datastore else {})
         for subset in subsets.subsets:
             costs = [subsets.costs[name] for name in subset.memories]
+            used = [store for name, store in stores.items() if name in subset.memories]
+            # The exact index ignores nprobe.
+            indices = [s.index + (f", nprobe {s.nprobe}" if s.nprobe and s.index != "exact" else "") for s in used]
             point = Point(
                 memories=tuple(subset.memories),
-                external=external_of(run, subset.memories),
+                external=External(" and ".join(dict.fromkeys(indices)), search.k, search.keys) if search and used else None,
                 dev=to_metric(subset.valid_loss),
                 test=to_metric(subset.loss),
                 seconds=subsets.encode_seconds_per_token + subset.seconds_per_token + sum(c.seconds_per_token for c in costs),
                 gb=sum(cost.bytes for cost in costs) / 1e9,
                 documents=tuple(subset.documents),
             )
+            # Subsets without a datastore do not depend on its settings: they count once.
+            # The same subset in another run must agree: otherwise the runs differ in more than their memories.
             first = points.setdefault((point.memories, point.external), point)
             if abs(point.dev / first.dev - 1) > TOLERANCE:
                 raise UserError(
@@ -98,20 +97,10 @@ def frontier_points(runs: list[ScoredRun]) -> list[Point]:
     return sorted(points.values(), key=lambda point: (math.isnan(point.dev), point.dev))
 
 
-def external_of(run: ScoredRun, memories: list[str]) -> External | None:
-    """Return how the datastore of one of some memories was stored and searched; None if none of them has one."""
-    search = run.subsets.external_search if run.subsets else None
-    stores = run.datastores or ({EARLIER: run.datastore} if run.datastore else {})
-    used = [store for name, store in stores.items() if name in memories]
-    if not search or not used:
-        return None
-    indices = [store.index + (f", nprobe {store.nprobe}" if store.nprobe and store.index != "exact" else "") for store in used]
-    return External(" and ".join(dict.fromkeys(indices)), search.k, search.keys)
-
-
 def pareto_front(points: list[Point], cost: str) -> list[Point]:
     """Return the points that no other point beats both on dev and in a cost, the best on dev first."""
     front: list[Point] = []
+    # From the best on dev on, a point is on the front if it is cheaper than all better ones.
     for point in sorted(points, key=lambda point: (point.dev, getattr(point, cost))):
         if not front or getattr(point, cost) < getattr(front[-1], cost):
             front.append(point)
@@ -125,8 +114,8 @@ def advice(points: list[Point], seconds: float | None, gb: float | None, metric:
     above zero; where no interval is known, only the best is.
     """
 
-    def describe(point: Point) -> str:
-        return f"{point.label}: test {metric} {point.test:.2f} at {1e3 * point.seconds:.2f} ms a token and {point.gb:.3g} GB"
+    def describe(p: Point) -> str:
+        return f"{p.label}: test {metric} {p.test:.2f} at {1e3 * p.seconds:.2f} ms a token and {p.gb:.3g} GB"
 
     within = [p for p in points if (seconds is None or p.seconds <= seconds) and (gb is None or p.gb <= gb)]
     budget = [*([f"{1e3 * seconds:g} ms a token"] if seconds is not None else []), *([f"{gb:g} GB"] if gb is not None else [])]

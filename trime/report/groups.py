@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -21,12 +20,10 @@ class Group(NamedTuple):
 
     @property
     def first(self) -> ScoredRun:
-        """Return the run of the first seed."""
         return self.runs[0]
 
     @property
     def name(self) -> str:
-        """Return the name of the experiment."""
         return self.first.name
 
     @property
@@ -34,22 +31,19 @@ class Group(NamedTuple):
         """Return the seeds as tables print them, or that none mattered."""
         if not self.first.is_trained and self.first.dev.fitted is None:
             return "no seed: nothing was trained"
-        seeds = ", ".join(str(run.seed) for run in self.runs)
-        return f"seed {seeds}" if len(self.runs) == 1 else f"{len(self.runs)} seeds: {seeds}"
+        count, seeds = len(self.runs), ", ".join(str(run.seed) for run in self.runs)
+        return f"seed {seeds}" if count == 1 else f"{count} seeds: {seeds}"
 
     @property
     def row(self) -> Row:
-        """Return the last row of the first run on test."""
         return self.first.row
 
     @property
-    def dev(self) -> list[Row]:
-        """Return the last row of every run on dev."""
+    def dev(self) -> list[Row]:  # the same of every seed, on dev
         return [run.dev for run in self.runs]
 
     @property
-    def policy(self) -> str:
-        """Return the name of the eviction policy, without its settings."""
+    def policy(self) -> str:  # without its settings
         return (self.row.eviction or "").split(" ")[0]
 
     def values(self, split: str, metric: str) -> list[float]:
@@ -68,12 +62,10 @@ class Group(NamedTuple):
 
 
 def split_by_mixture(runs: list[ScoredRun]) -> list[ScoredRun]:
-    """Split each run that has both into the papers' rows and, as a run of its own, its last row with the fitted mixture.
-
-    A run whose other rows have no memory stays whole, represented by its last row. The analysis stays with the papers' rows.
-    """
+    """Split each run that has both into the papers' rows and, as a run of its own, its last row with the fitted mixture."""
     found = []
     for run in runs:
+        # A run whose other rows have no memory stays whole. The analysis is of the papers' rows.
         if run.is_fitted and any(row.memories != VOCABULARY for row in run.metrics["test"][:-1]):
             found.append(run.model_copy(update={"metrics": {split: rows[:-1] for split, rows in run.metrics.items()}}))
             run = run.model_copy(update={"name": f"{run.name}, {run.row.mixture}", "analysis": {}})
@@ -90,35 +82,27 @@ def rank_groups(groups: list[Group]) -> tuple[str, list[Group]]:
     """Return the metric (BLEU if all groups translate), and the groups sorted by it, the worst first."""
     translate = all(group.row.bleu is not None for group in groups)
     metric = "BLEU" if translate else metric_names([group.first for group in groups])
-    worst = -math.inf if translate else math.inf
-
-    def result(group: Group) -> float:
-        value = group.mean("test", metric)
-        return worst if math.isnan(value) else value
-
-    return metric, sorted(groups, key=result, reverse=not translate)
+    worst = -math.inf if translate else math.inf  # stands for NaN, which has no order
+    means = {id(group): group.mean("test", metric) for group in groups}
+    rank = {name: worst if math.isnan(value) else value for name, value in means.items()}
+    return metric, sorted(groups, key=lambda group: rank[id(group)], reverse=not translate)
 
 
 def group_runs(runs: list[ScoredRun]) -> list[Group]:
-    """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice.
-
-    Runs have the same settings if their hashes or the settings of their commands are equal: versions of the code hash
-    differently. The same seed run again is no further seed: such runs are groups of their own.
-    """
+    """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice."""
+    # Versions of the code hash settings differently: equal commands count as equal settings.
     settings: dict[tuple[Any, str | None], list[str]] = {}
     for run in runs:
         settings.setdefault((experiment_key(run), run.config_hash), sorted(run.settings))
     groups = split_by(runs, lambda run: (key := experiment_key(run), *settings[key, run.config_hash]))
-    keys: list[Callable[[ScoredRun], Any]] = [attrgetter(name) for name in ("row.memory_size", "config_hash", "made_at")]
-    for further in [*keys, id]:
-        complete = [len({run.seed for run in group}) == len(group) for group in groups]  # every run has its own seed
-        split = [[group] if done else split_by(group, further) for group, done in zip(groups, complete, strict=True)]
+    for further in (attrgetter("row.memory_size"), attrgetter("config_hash"), attrgetter("made_at"), id):
+        # A group in which every run has its own seed is complete; the others are split by one more fact.
+        split = [[group] if len({run.seed for run in group}) == len(group) else split_by(group, further) for group in groups]
         groups = [group for part in split for group in part]
     return [Group(sorted(group, key=lambda run: run.seed)) for group in groups]
 
 
 def split_by(runs: list[ScoredRun], key: Callable[[ScoredRun], Any]) -> list[list[ScoredRun]]:
-    """Split runs by a key, in the order in which its values occur."""
     groups: dict[Any, list[ScoredRun]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
@@ -148,34 +132,31 @@ def group_labels(groups: list[Group]) -> list[str]:
     for name, words in described:
         namesakes = [others for other, others in described if other == name]
         labels.append(" ".join([name, *(word for word in words if any(word not in others for others in namesakes))]))
-    count = Counter(labels)
-    return [
-        label if count[label] == 1 else f"{label} (made at {group.first.made_at})"
-        for label, group in zip(labels, groups, strict=True)
-    ]
+    made = [group.first.made_at for group in groups]
+    return [label if labels.count(label) == 1 else f"{label} (made at {at})" for label, at in zip(labels, made, strict=True)]
 
 
 def baseline_of(group: Group, groups: list[Group], name: str) -> Group | None:
     """Return the group to compare with: the policy ``name`` at the same memory size, or the experiment ``name``; or None."""
     others = [other for other in groups if comparable(group, other) and other is not group]
-    if group.policy:
-        for other in others:
-            same_memory = other.name == group.name and other.row.memory_size == group.row.memory_size
-            if other.policy == name and same_memory:
-                return other
+    for other in others if group.policy else []:
+        if (other.policy, other.name, other.row.memory_size) == (name, group.name, group.row.memory_size):
+            return other
+    # Of several runs of that name, the one whose model is closest in size is the fair opponent.
     named = [other for other in others if other.name == name]
     return min(named, key=lambda other: abs((other.first.parameters or 0) - (group.first.parameters or 0)), default=None)
 
 
 def comparable(one: Group, other: Group) -> bool:
     """Return True if two groups have the same text in the same documents, the same training budget, and seeds in common."""
-    same_budget = one.first.train.updates == other.first.train.updates
-    return one.first.text == other.first.text and same_budget and bool(seed_pairs(one, other))
+    facts = [(group.first.text, group.first.train.updates) for group in (one, other)]
+    return facts[0] == facts[1] and bool(seed_pairs(one, other))
 
 
 def seed_pairs(one: Group, other: Group) -> list[tuple[ScoredRun, ScoredRun]]:
     """Return the pairs of runs with the same seed whose losses were recorded for the same parts of the text."""
     by_seed = {run.seed: run for run in other.runs}
     pairs = [(run, by_seed[run.seed]) for run in one.runs if run.seed in by_seed]
+    # A difference is paired: both sides must have scored the same documents, token for token.
     tokens = [[[count for _, count in run.row.documents] for run in pair] for pair in pairs]
     return [pair for pair, (mine, theirs) in zip(pairs, tokens, strict=True) if mine == theirs == tokens[0][0]]

@@ -45,8 +45,7 @@ WARNING = """\
 
 def model_card(run: ScoredRun, disclosed: list[str]) -> str:
     """Return the model card of a run, with a warning that names the memories whose text goes along (``disclosed``)."""
-    parameters = f", of {run.parameters:,} parameters" if run.parameters else ""
-    note = " ".join(text_notes(run))
+    note, parameters = " ".join(text_notes(run)), f", of {run.parameters:,} parameters" if run.parameters else ""
     return TEMPLATE.format(
         name=run.name,
         version=run.versions.get("trime", ""),

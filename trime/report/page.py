@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from trime.common.io import write_atomically
 from trime.report.canvas import Panel, draw_svg, memory_colours
-from trime.report.passages import Sample, SampledToken, part_texts
+from trime.report.passages import Sample, part_texts
 from trime.report.run_result import VOCABULARY, RunResult
 from trime.report.tables import Table
 
@@ -65,39 +65,34 @@ def sample_sections(samples: list[Sample], content: str) -> list[Section]:
         f"{content} by {samples[0].row}. A token has the colour of the memory that contributed most; the darker it "
         "is, the larger the share of all memories. Select one to see each share and the entries that contributed most."
     )
-    colours = memory_colours(samples[0].tokens[0].parts)
-    del colours[VOCABULARY]
     passages = []
     for sample in samples:
-        tokens = [token_content(token) for token in sample.tokens]
-        largest = max(range(len(tokens)), key=lambda number: sample.tokens[number].from_memories)
-        tokens[largest]["open"] = True
+        tokens: list[dict[str, Any]] = []
+        opened = max(sample.tokens, key=lambda token: token.from_memories)  # its details are shown until another is selected
+        for token in sample.tokens:
+            colours, whole = memory_colours(token.parts), token.probability or 1
+            details: dict[str, Any] = {
+                "open": token is opened,
+                "shown": token.shown,
+                "text": "end of line" if "\n" in token.text else token.text.strip() or "space",
+                "probability": token.probability,
+                "colour": token.colour,
+                "share": token.share,
+                "split": ", ".join(part_texts(token.parts, token.agreeing)),
+                "entries": sorted(token.entries, key=lambda entry: entry.memory != token.largest),
+                "bars": [{"width": 100 * part / whole, "colour": colours[name]} for name, part in token.parts.items()],
+            }
+            tokens.append(details)
         shown = sample.before[-SHOWN_BEFORE:]
         before = ("… " if shown != sample.before else "") + shown
         passages.append({"document": sample.document, "before": before, "tokens": tokens})
-    return [Section("Samples with their memories", note, passages=passages, colours=colours)]
-
-
-def token_content(token: SampledToken) -> dict[str, Any]:
-    """Return a token for the template, with the parts of its probability as a bar and the share that came from memories."""
-    colours = memory_colours(token.parts)
-    return {
-        "open": False,
-        "shown": token.shown,
-        "text": "end of line" if "\n" in token.text else token.text.strip() or "space",
-        "probability": token.probability,
-        "colour": token.colour,
-        "share": token.share,
-        "split": ", ".join(part_texts(token.parts, token.agreeing)),
-        "entries": sorted(token.entries, key=lambda entry: entry.memory != token.largest),
-        "bars": [
-            {"width": 100 * part / (token.probability or 1), "colour": colours[name]} for name, part in token.parts.items()
-        ],
-    }
+    legend = {name: colour for name, colour in memory_colours(samples[0].tokens[0].parts).items() if name != VOCABULARY}
+    return [Section("Samples with their memories", note, passages=passages, colours=legend)]
 
 
 def commands_section(runs: Sequence[RunResult], command: str | None = None) -> Section:
     """Return the section with the command that made a report, if there is one, and the command of each run."""
+    # Runs of one sweep share their command.
     known = list(dict.fromkeys(run.command for run in runs if run.command))
     if not known and not command:
         note = "No run recorded its command; its settings are in config.yaml beside its results."

@@ -42,21 +42,17 @@ class Entry(Record):
 
 
 class SampledToken(Record):
-    """A token with the parts of its probability by source, the vocabulary first; ``shown`` is its text on a page.
-
-    ``agreeing`` is the number of each memory's entries that hold the token, and of all its entries.
-    """
+    """A token with the parts of its probability by source, the vocabulary first."""
 
     text: str
-    shown: str
+    shown: str  # on a page
     probability: float
     parts: dict[str, float]
     entries: list[Entry]
-    agreeing: dict[str, tuple[int, int]] | None = None
+    agreeing: dict[str, tuple[int, int]] | None = None  # of each memory's entries, those that hold the token, and all
 
     @property
     def from_memories(self) -> float:
-        """Return how much of the probability came from memories."""
         return self.probability - self.parts[VOCABULARY]
 
     @property
@@ -71,7 +67,6 @@ class SampledToken(Record):
 
     @property
     def colour(self) -> str:
-        """Return the colour of the memory that contributed most."""
         return memory_colours(self.parts)[self.largest]
 
 
@@ -85,7 +80,7 @@ class Sample(Record):
 
 
 def part_texts(parts: dict[str, float], agreeing: dict[str, tuple[int, int]] | None) -> list[str]:
-    """Return the parts of a token's probability, each with the share of the memory's entries that hold the token."""
+    """Return the parts of a token's probability, each with how many of the memory's entries hold the token."""
     return [f"{name} {part:.4f}{agreement(agreeing, name)}" for name, part in parts.items()]
 
 
@@ -142,6 +137,7 @@ def passage_lines(sample: Sample) -> PassageLines:
 
 def entry_lines(sample: Sample) -> PassageLines:
     """Return a line for each of the words that owe most to memories: the largest memory's part, and its best entry."""
+    # Punctuation says little about a memory.
     words = {token.text.strip(): token for token in sample.tokens if token.entries and token.text.strip().isalpha()}
     ranked = sorted(words.items(), key=lambda word: word[1].from_memories, reverse=True)
     lines: PassageLines = []

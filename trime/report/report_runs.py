@@ -20,7 +20,7 @@ from trime.report.canvas import save_panels
 from trime.report.comparison import compare_picture, compare_runs, curves_panels, joined_table, policies_panels
 from trime.report.figures import configured_figures
 from trime.report.frontier import report_frontier
-from trime.report.groups import Group, split_by, split_by_mixture
+from trime.report.groups import split_by, split_by_mixture
 from trime.report.page import Page, Section, commands_section, picture_sections, write_page
 from trime.report.results import distinct_runs, keep_results
 from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, scored_runs
@@ -30,7 +30,7 @@ POLICIES_NOTE = (
     "Share of questions answered, %, with Wilson's 95 % interval; which answers count is answering.counts of each run."
 )
 NAME = re.compile(r"[^./\0][^/\0]*")  # of a folder
-MANY_RUNS = 12  # of which the table is shown when its heading is selected
+MANY_RUNS = 12  # their table is folded under its heading
 LATEST = "latest"  # the name of a link to the latest report
 DEPTH_HEIGHT = 2.8  # inches of a panel by depth and length
 
@@ -56,6 +56,7 @@ def report_several(config: DictConfig, runs: Sequence[RunResult], command: str |
 
 def report_folder(reports: Path, name: str, runs: Sequence[RunResult]) -> Path:
     """Return the folder of a report below ``reports``: its name, and a hash of which runs it compares."""
+    # The same runs in another order are the same report, and replace it.
     identities = sorted(str((run.name, run.seed, run.config_hash, run.title)) for run in runs)
     return reports / f"{name}-{hashlib.sha256(json.dumps(identities).encode()).hexdigest()[:6]}"
 
@@ -64,6 +65,7 @@ def report_folder(reports: Path, name: str, runs: Sequence[RunResult]) -> Path:
 def writing_report(folder: Path) -> Iterator[None]:
     """Afterwards delete the files of an earlier report that were not written again, and link the folder as the latest."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Old files go only when the new ones are written: a report that fails deletes nothing.
     earlier = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
     yield
     for path, written in earlier.items():
@@ -89,7 +91,6 @@ def check_report(config: DictConfig) -> None:
 
 
 def run_facts(runs: Sequence[RunResult]) -> list[str]:
-    """Return the number of runs and the commits of their code."""
     commits = sorted({str(run.commit)[:12] for run in runs})
     return [f"{len(runs)} runs", f"commit {', '.join(commits)}"]
 
@@ -124,12 +125,15 @@ def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, com
     texts = split_by(split_by_mixture(runs), lambda run: run.text)
     by_name = sorted(texts, key=lambda of_text: tuple(map(str, of_text[0].text)))
     comparisons = [compare_runs(of_text, settings) for of_text in by_name]
-    warn_of_baseline([group for comparison in comparisons for group in comparison.groups], settings.against)
+    groups = [group for comparison in comparisons for group in comparison.groups]
+    names = {group.name for group in groups} | {group.policy for group in groups if group.policy}
+    if len(groups) > 1 and (against := settings.against) not in names:
+        print(f"report: no run is named {against}, so none is compared with it: set report.against={'|'.join(sorted(names))}")
     text = "\n".join(comparison.markdown(titled=len(comparisons) > 1) for comparison in comparisons)
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", to_csv(*joined_table(comparisons)))
     print(f"\n{text}\ntable: {folder / 'table.md'}, {folder / 'table.csv'}")
-    if orders := [f"{comparison.title}:\n\n{markdown(*comparison.order)}" for comparison in comparisons if comparison.verdicts]:
+    if orders := [f"{part.title}:\n\n{markdown(*part.order)}" for part in comparisons if part.verdicts]:
         write_atomically(folder / "order.md", "\n".join(orders))
         print(f"order of the papers: {folder / 'order.md'}")
     print(f"picture: {compare_picture([comparison.groups for comparison in comparisons], folder / 'picture.png')}")
@@ -143,10 +147,3 @@ def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, com
     sections = [section for comparison in comparisons for section in comparison.sections(figures)]
     page = Page(folder.name, run_facts(runs), [*sections, commands_section(runs, command)], ["table.csv", "order.md"])
     print(f"page: {write_page(page, folder / 'page.html')}")
-
-
-def warn_of_baseline(groups: list[Group], against: str) -> None:
-    """Print that no run of several is the baseline, if none is."""
-    names = {group.name for group in groups} | {group.policy for group in groups if group.policy}
-    if len(groups) > 1 and against not in names:
-        print(f"report: no run is named {against}, so none is compared with it: set report.against={'|'.join(sorted(names))}")

@@ -6,6 +6,7 @@ import glob
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from trime.common.io import checksum_of, compact_json, write_atomically
 from trime.errors import UserError
@@ -19,16 +20,12 @@ CHECKSUM = "checksum"  # the key of results.json that holds it
 
 
 def write_results(path: Path, run: RunResult) -> None:
-    """Write the results of a run with their checksum."""
     content = run.to_json()
     write_atomically(path, compact_json(content | {CHECKSUM: checksum_of(content)}, path))
 
 
 def read_run(path: Path) -> RunResult:
-    """Return the results of a run; UserError if a file is truncated, not a run's, or was changed after it was written.
-
-    Files of versions that wrote no checksum are accepted as they are.
-    """
+    """Return the results of a run; UserError if a file is truncated, not a run's, or was changed after it was written."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -37,6 +34,7 @@ def read_run(path: Path) -> RunResult:
         raise UserError(f"{path} is truncated or no JSON: delete it and run its experiment again") from None
     if not is_run(content):
         raise UserError(f"{path} is not the results of a run: delete it and run its experiment again")
+    # Versions that wrote no checksum are accepted as they are.
     if content.pop(CHECKSUM, None) not in (None, checksum_of(content)):
         raise UserError(f"{path} was changed after it was written: delete it and run its experiment again")
     try:
@@ -52,8 +50,8 @@ def read_runs(files: Iterable[Path]) -> list[RunResult]:
 
 def results_in(folders: list[Path]) -> list[RunResult]:
     """Return the results in every results.json below some folders, the oldest first."""
-    paths = sorted({path for folder in folders for path in folder.rglob(RESULTS)}, key=lambda path: path.stat().st_mtime)
-    return [read_run(path) for path in paths]
+    paths = {path for folder in folders for path in folder.rglob(RESULTS)}
+    return [read_run(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
 
 
 def find_runs(patterns: list[str]) -> list[RunResult]:
@@ -65,12 +63,20 @@ def find_runs(patterns: list[str]) -> list[RunResult]:
     paths: set[Path] = set()
     others: set[Path] = set()
     for pattern in patterns:
-        files = json_files(glob.glob(str(Path(pattern).expanduser()), recursive=True))
-        found = {file for file in files if file.name == RESULTS or holds_results(file)}
+        files: set[Path] = set()
+        for path in map(Path, glob.glob(str(Path(pattern).expanduser()), recursive=True)):
+            below = glob.glob(f"{glob.escape(str(path))}/**/*.json", recursive=True)  # follows links, as the pattern does
+            files |= {*map(Path, below)} if path.is_dir() else {path} & {path.with_suffix(".json")}
+        # Other JSON files beside or below a results.json are the run's own.
+        files = {file for file in files if file.name == RESULTS or not any((up / RESULTS).exists() for up in file.parents)}
         if not files and len(patterns) > 1:
             print(f"report: {pattern} matches no results of a run")
-        paths |= found
-        others |= files - found
+        for file in files:
+            try:
+                holds_results = file.name == RESULTS or is_run(json.loads(file.read_text(encoding="utf-8")))
+            except (OSError, ValueError):
+                raise UserError(f"{file} is truncated or no JSON: delete it, or name other files in report.runs") from None
+            (paths if holds_results else others).add(file)
     if others:
         names = sorted(str(file) for file in others)
         more = f" and {len(names) - SHOWN_FILES:,} more" if len(names) > SHOWN_FILES else ""
@@ -78,49 +84,30 @@ def find_runs(patterns: list[str]) -> list[RunResult]:
     return read_runs(paths)
 
 
-def json_files(names: Iterable[str]) -> set[Path]:
-    """Return the JSON files among some paths and below them, without those that stand beside or below a results.json."""
-    files: set[Path] = set()
-    for path in map(Path, names):
-        below = glob.glob(f"{glob.escape(str(path))}/**/*.json", recursive=True)  # follows links, as the pattern does
-        files |= {*map(Path, below)} if path.is_dir() else {path} & {path.with_suffix(".json")}
-    return {file for file in files if file.name == RESULTS or not any((folder / RESULTS).exists() for folder in file.parents)}
-
-
-def holds_results(path: Path) -> bool:
-    """Return whether a JSON file has the form of a run's results; UserError if it is no JSON."""
-    try:
-        return is_run(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        raise UserError(f"{path} is truncated or no JSON: delete it, or name other files in report.runs") from None
-
-
 def distinct_runs(runs: Sequence[RunResult]) -> list[RunResult]:
     """Return every observation once, and print which runs are copies of others: another folder or name is no second seed.
 
-    Of copies, the one that recorded most is kept: an analysis does not change what was observed.
+    Two runs are one observation if settings, texts and results are equal. The copy that recorded most is kept: an analysis
+    does not change what was observed.
     """
     found: dict[str, list[RunResult]] = {}
+    facts: list[Any]
     for run in runs:
-        found.setdefault(observation(run), []).append(run)
+        # Times and memory are no observations, and a seed that changed the losses of no document changed nothing.
+        results = {split: [row.model_dump(include=OBSERVED) for row in rows] for split, rows in run.metrics.items()}
+        if isinstance(run, ScoredRun):
+            facts = [run.config_hash or [run.name, run.parameters], run.text, run.other_texts, results]
+        else:
+            assert isinstance(run, AnsweringRun)  # its seed counts where it trained the model that answers
+            asked = {key: value for key, value in run.questions.items() if key not in PLACES}
+            facts = [run.config_hash, asked, run.questions_text, run.seed if run.small_model else None, results]
+        found.setdefault(checksum_of(facts), []).append(run)
     copies = [(run, first) for first, *rest in found.values() for run in rest]
     if copies:
         names = [f"{run.name} seed {run.seed} (of {first.name} seed {first.seed})" for run, first in copies]
         print(f"report: counted once, as settings and results are the same: {', '.join(names)}")
+    # An analysis does not change what was observed: the run that recorded most is kept.
     return [max(same, key=lambda run: len(run.model_fields_set)) for same in found.values()]
-
-
-def observation(run: RunResult) -> str:
-    """Return a hash of an observation: settings, texts, and every result apart from times and memory.
-
-    A seed that changed the losses of no document changed nothing.
-    """
-    results = {split: [row.model_dump(include=OBSERVED) for row in rows] for split, rows in run.metrics.items()}
-    if isinstance(run, ScoredRun):
-        return checksum_of([run.config_hash or [run.name, run.parameters], run.text, run.other_texts, results])
-    assert isinstance(run, AnsweringRun)  # whose seed counts where it trained the model that answers
-    asked = {key: value for key, value in run.questions.items() if key not in PLACES}
-    return checksum_of([run.config_hash, asked, run.questions_text, run.seed if run.small_model else None, results])
 
 
 def portable(run: RunResult) -> RunResult:
@@ -139,6 +126,7 @@ def keep_results(runs: Sequence[RunResult], folder: Path) -> None:
         text = run.evaluated.fingerprint[:4] if isinstance(run, ScoredRun) else ""  # config_hash does not depend on paths
         name = f"{run.name}-seed{run.seed}-{str(run.config_hash)[:6]}{text}"
         file, texts = folder / f"{name}.json", texts_of(run)
+        # Settings name no paths, so that runs on other texts may have the same hash.
         earlier = texts_of(read_run(file)) if file.is_file() else {}  # one of an earlier version may lack some
         if any(earlier.get(use) and text and earlier[use] != text for use, text in texts.items()):
             file = folder / f"{name}-{checksum_of(texts)[:4]}.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -28,10 +28,10 @@ MemorySize = int | tuple[int, ...]  # entries, or one number per layer
 class Record(BaseModel):
     """A part of results.json: its fields cannot be set again, and only those that were given are written."""
 
+    # Fields that another version wrote are kept, so that its results can be written again without loss.
     model_config = ConfigDict(frozen=True, extra="allow")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content for a JSON file."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -76,11 +76,7 @@ class Bucket(Record):
 
 
 class Row(Record):
-    """The result of a combination of memories on a split; ``loss`` is in nats per token.
-
-    ``documents`` has the summed loss and the tokens of each unit that a bootstrap resamples, ``bleu_statistics`` the ten
-    numbers of each sentence from which BLEU is computed.
-    """
+    """The result of a combination of memories on a split; ``loss`` is in nats per token."""
 
     memories: str
     mixture: str = ""
@@ -89,7 +85,7 @@ class Row(Record):
     loss: float
     perplexity: float
     tokens: int
-    documents: list[tuple[float, int]]
+    documents: list[tuple[float, int]]  # summed loss and tokens of each unit of a bootstrap
     bootstrap_unit: str = "documents"
     by_memory_size: dict[str, float] = {}  # loss
     bits_per_byte: float | None = None
@@ -104,7 +100,7 @@ class Row(Record):
     processor_ms_per_token: float | None = None  # earlier versions measured elapsed time alone
     peak_memory_mb: float | None = None
     bleu: float | None = None
-    bleu_statistics: list[list[int]] | None = None
+    bleu_statistics: list[list[int]] | None = None  # of each sentence
 
     @property
     def metric_name(self) -> str:
@@ -113,7 +109,6 @@ class Row(Record):
 
     @property
     def value(self) -> float:
-        """Return the result in the row's metric."""
         return MEASURES[self.metric_name](self.loss)
 
 
@@ -197,17 +192,6 @@ class StaleLayer(Record):
     ages: list[StaleAge]
 
 
-class EvaluatedText(NamedTuple):
-    """The facts that comparable runs share. Runs of earlier versions have neither ``tokens_hash`` nor ``sample``."""
-
-    name: str
-    fingerprint: str
-    vocabulary: int | None
-    tokens_hash: str | None
-    sample: str | None
-    scored: int
-
-
 class RunResult(Record):
     """The facts that every run records: its name, code, settings and machine, and rows by split."""
 
@@ -228,16 +212,15 @@ class RunResult(Record):
         """Return ``overrides``; those of results of earlier versions are found in the command."""
         if self.overrides is not None:
             return self.overrides
+        # Words without = are the program and its flags, but ~ deletes a setting.
         return [word for word in effective(split_command(self.command)) if "=" in word or word.startswith("~")]
 
     @property
-    def made_at(self) -> str:
-        """Return the commit and the time at which the run was made."""
+    def made_at(self) -> str:  # commit and time
         return ", ".join(filter(None, [str(self.commit)[:7], self.created]))
 
     @property
-    def title(self) -> str:
-        """Return the title of the text that was read."""
+    def title(self) -> str:  # of the text that was read
         return "questions"
 
 
@@ -264,25 +247,22 @@ class ScoredRun(RunResult):
     datastores: dict[str, Datastore] = {}  # by memory
 
     @property
-    def row(self) -> Row:
-        """Return the experiment's own row on test, the last."""
+    def row(self) -> Row:  # the experiment's own on test, the last
         return self.metrics["test"][-1]
 
     @property
-    def dev(self) -> Row:
-        """Return the experiment's own row on dev."""
+    def dev(self) -> Row:  # the same on dev
         return self.metrics["valid"][-1]
 
     @property
     def evaluated(self) -> Dataset:
-        """Return the evaluated text."""
         return self.evaluation_dataset or self.dataset
 
     @property
-    def text(self) -> EvaluatedText:
-        """Return the facts that runs must share to be compared."""
+    def text(self) -> tuple[str | int | None, ...]:
+        """Return the facts that runs must share to be compared. Those of earlier versions have neither hash nor sample."""
         data = self.evaluated
-        return EvaluatedText(data.name, data.fingerprint, data.vocabulary, data.test_hash, self.sample, self.row.tokens)
+        return data.name, data.fingerprint, data.vocabulary, data.test_hash, self.sample, self.row.tokens
 
     @property
     def title(self) -> str:
@@ -293,10 +273,7 @@ class ScoredRun(RunResult):
 
     @property
     def other_texts(self) -> dict[str, tuple[str, str]]:
-        """Return name and fingerprint of the text that the model learned from, if another is scored, and of the datastore's.
-
-        Runs of earlier versions have no fingerprint of a datastore's text.
-        """
+        """Return name and fingerprint of the text that the model learned from, if another is scored, and of the datastore's."""
         found = {}
         if self.evaluation_dataset:
             found["trained on"] = self.dataset.name, self.dataset.fingerprint
@@ -360,18 +337,15 @@ class AnsweringRun(RunResult):
 
     @property
     def row(self) -> AnswerRow:
-        """Return the only row."""
         ((row,),) = self.metrics.values()
         return row
 
     @property
-    def measure(self) -> str:
-        """Return the measure by which an answer counts: exact_match or contained."""
+    def measure(self) -> str:  # by which an answer counts: exact_match or contained
         return str(self.answering.get("counts", "exact_match"))
 
     @property
-    def share(self) -> float:
-        """Return the share of questions that were answered."""
+    def share(self) -> float:  # of questions that were answered
         return float(getattr(self.row, self.measure))
 
 
@@ -390,7 +364,7 @@ def run_from_json(content: dict[str, Any]) -> RunResult:
 
 
 def scored_runs(runs: Iterable[RunResult]) -> list[ScoredRun]:
-    """Return those of some runs that scored a text."""
+    """Return the runs that scored a text."""
     return [run for run in runs if isinstance(run, ScoredRun)]
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from statistics import mean
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from trime.common.metrics import MEASURES
 from trime.report.bootstrap import Difference, paired_bootstrap
-from trime.report.run_result import FEW_TOKENS, VOCABULARY, Analysis, Record, Row, ScoredRun, Subsets
+from trime.report.run_result import FEW_TOKENS, VOCABULARY, Record, Row, ScoredRun, Subsets
 
 TableRows = list[list[str]]
 
@@ -27,10 +27,12 @@ class Table(NamedTuple):
 
     @property
     def numeric(self) -> list[bool]:
-        """Return for each column whether it holds numbers, which are aligned to the right."""
-        return [column > 0 and is_numeric([line[column] for line in self.lines]) for column in range(len(self.header))]
+        """Return for each column but the first whether its filled cells are numbers, which are aligned to the right."""
+        columns = [[line[number] for line in self.lines if line[number]] for number in range(len(self.header))]
+        return [number > 0 and bool(cells) and all(map(NUMBER.fullmatch, cells)) for number, cells in enumerate(columns)]
 
 
+NUMBER = re.compile(r"[-+]?[\d,.]+( / [\d.]+)?")
 INTERVAL_CELL = re.compile(r"([-+]?[\d.]+) (?:\[([-+]?[\d.]+), ([-+]?[\d.]+)\]|one part)")
 PAIR_CELL = re.compile(r"(?:([\d.]+) / )?([\d.]+)$")  # published results: dev / test, or test alone
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
@@ -40,46 +42,37 @@ def markdown(header: list[str], lines: TableRows) -> str:
     """Return a Markdown table with aligned columns, those of numbers to the right."""
     widths = [max(2, *(len(line[i]) for line in [header, *lines])) for i in range(len(header))]
     right = Table(header, lines).numeric
-
-    def joined(line: list[str]) -> str:
-        cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
-        return f"| {' | '.join(cells)} |"
-
     rule = ["-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True)]
-    return "\n".join([joined(header), f"| {' | '.join(rule)} |", *map(joined, lines)]) + "\n"
-
-
-def is_numeric(cells: list[str]) -> bool:
-    """Return True if all cells that are not empty hold numbers."""
-    filled = [re.fullmatch(r"[-+]?[\d,.]+( / [\d.]+)?", cell) for cell in cells if cell]
-    return bool(filled) and all(filled)
+    rows = [
+        [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
+        for line in [header, rule, *lines]
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def to_csv(header: list[str], lines: TableRows) -> str:
-    """Return a table as CSV, with plain numbers: no separators of thousands, an interval in columns of its own."""
-    columns = [column for i, title in enumerate(header) for column in plain_columns(title, [line[i] for line in lines])]
+    """Return a table as CSV, with plain numbers: no separators of thousands.
+
+    A result with its interval becomes three columns, published dev and test results become two.
+    """
+    columns: list[tuple[str, list[str]]] = []
+    for number, title in enumerate(header):
+        cells = [line[number] for line in lines]
+        for pattern, names in ((INTERVAL_CELL, ("", ", low", ", high")), (PAIR_CELL, (", dev", ", test"))):
+            found = [pattern.match(cell) for cell in cells]
+            if any(match and match[1] for match in found):
+                parts = enumerate(names, 1)
+                columns += [(title + name, [(match[i] or "") if match else "" for match in found]) for i, name in parts]
+                break
+        else:
+            columns.append((title, [cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell for cell in cells]))
     out = io.StringIO()
     csv.writer(out).writerow([title for title, _ in columns])
     csv.writer(out).writerows(zip(*(cells for _, cells in columns), strict=True))
     return out.getvalue()
 
 
-def plain_columns(title: str, cells: list[str]) -> list[tuple[str, list[str]]]:
-    """Return a column as columns of plain numbers: a result, its interval's low and high end; dev and test results."""
-    for pattern, names in ((INTERVAL_CELL, ("", ", low", ", high")), (PAIR_CELL, (", dev", ", test"))):
-        found = [pattern.match(cell) for cell in cells]
-        if any(match and match[1] for match in found):
-            parts = [[(match[i] or "") if match else "" for match in found] for i in range(1, len(names) + 1)]
-            return [(title + name, part) for name, part in zip(names, parts, strict=True)]
-    return [(title, [cell.replace(",", "") if THOUSANDS.fullmatch(cell) else cell for cell in cells])]
-
-
 PROCESSOR_TIME = "processor ms/token"  # elapsed time would count what else the machine was doing
-
-
-def processor_text(milliseconds: float | None) -> str:
-    """Return a processor time as tables print it; nothing for results of earlier versions, which lack it."""
-    return "" if milliseconds is None else f"{milliseconds:,.3f}"
 
 
 def decimals(value: float) -> str:
@@ -106,11 +99,6 @@ UNKNOWN_NOTE = (
 )
 
 
-def applicable(notes: Mapping[str, bool]) -> list[str]:
-    """Return the notes that apply."""
-    return [note for note, applies in notes.items() if applies]
-
-
 def text_facts(run: ScoredRun) -> str:
     """Return a line on the evaluated text: what it is, scored tokens of test, share of ``<unk>``, path."""
     data, scored = run.evaluated, run.row.tokens
@@ -135,7 +123,7 @@ def text_notes(run: ScoredRun) -> list[str]:
         FEW_DOCUMENTS: run.row.bootstrap_unit.startswith("parts"),
         UNKNOWN_NOTE.format(100 * unknown): unknown > MANY_UNKNOWN,
     }
-    return applicable(warnings) + run.duplicates
+    return [*(note for note, applies in warnings.items() if applies), *run.duplicates]
 
 
 def mark_edge(name: str, rows: Iterable[Row]) -> str:
@@ -159,6 +147,7 @@ def run_table(run: ScoredRun) -> Table:
     columns: list[dict[str, str]] = []
     for dev, test in zip(run.metrics["valid"], run.metrics["test"], strict=True):
         edges = {name: EDGE * (name in dev.at_grid_edge) for name in test.tuned}
+        tuned = [f"{SYMBOLS.get(name, name)} {value:g}{edges[name]}" for name, value in test.tuned.items()]
         columns.append(
             {
                 "memories": test.memories,
@@ -169,12 +158,11 @@ def run_table(run: ScoredRun) -> Table:
                 "tokens": f"{test.tokens:,}",
                 "dev tokens": f"{dev.tokens:,}",
                 "search": test.search or "",
-                PROCESSOR_TIME: processor_text(test.processor_ms_per_token),
-                "tuned on dev": ", ".join(
-                    f"{SYMBOLS.get(name, name)} {value:g}{edges[name]}" for name, value in test.tuned.items()
-                ),
+                PROCESSOR_TIME: optional(test.processor_ms_per_token, ",.3f"),
+                "tuned on dev": ", ".join(tuned),
             }
         )
+    # Language models have no BLEU, and results of earlier versions no processor time.
     hidden = {title for title in ("test BLEU", "dev BLEU", PROCESSOR_TIME) if not any(line[title] for line in columns)}
     hidden |= {"dev tokens"} if len({line["dev tokens"] for line in columns}) == 1 else set()
     return table_of(columns, hidden)
@@ -187,7 +175,6 @@ def table_of(lines: list[dict[str, str]], hidden: Iterable[str] = ()) -> Table:
 
 
 def optional(value: float | None, specification: str) -> str:
-    """Return a formatted number; an empty cell for None."""
     return "" if value is None else format(value, specification)
 
 
@@ -197,25 +184,24 @@ def format_loss(loss: float | None, metric: str) -> str:
 
 
 def analysis_text(run: ScoredRun) -> str:
-    """Return the tables of an analysis: loss by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13), loss by size
-    of the long memory (Figure 3).
+    """Return the tables of an analysis, by split.
+
+    They are loss by frequency on dev (TRIME Table 14), retrieval accuracy (Table 13) and loss by size of the long memory
+    (Figure 3).
     """
-    metric = run.row.metric_name
-    return "\n".join(f"On {split}:\n\n{split_tables(analysis, metric)}" for split, analysis in run.analysis.items())
-
-
-def split_tables(analysis: Analysis, metric: str) -> str:
-    """Return the analysis tables of one split."""
-    first = next(iter(analysis.buckets.values()))
-    lines = [[label, *(format_loss(cell.loss, metric) for cell in cells)] for label, cells in analysis.buckets.items()]
-    lines.append(["tokens", *(f"{cell.tokens:,}" for cell in first)])
-    tables = [markdown([f"{metric} by frequency on dev", *(cell.bucket for cell in first)], lines)]
-    if retrieval := analysis.retrieval:
-        shares = [f"{100 * share:.2f}" for share in retrieval.values()]
-        tables.append(markdown(["retrieval accuracy, %", *(f"top {k}" for k in retrieval)], [["datastore", *shares]]))
-    if curve := analysis.by_memory_size:
-        losses = [format_loss(loss, metric) for loss in curve.values()]
-        tables.append(markdown(["contexts in long memory", *curve], [[metric, *losses]]))
+    metric, tables = run.row.metric_name, []
+    for split, analysis in run.analysis.items():
+        first = next(iter(analysis.buckets.values()))
+        lines = [[label, *(format_loss(cell.loss, metric) for cell in cells)] for label, cells in analysis.buckets.items()]
+        lines.append(["tokens", *(f"{cell.tokens:,}" for cell in first)])
+        header = [f"{metric} by frequency on dev", *(cell.bucket for cell in first)]
+        tables.append(f"On {split}:\n\n{markdown(header, lines)}")
+        if retrieval := analysis.retrieval:
+            shares = [f"{100 * share:.2f}" for share in retrieval.values()]
+            tables.append(markdown(["retrieval accuracy, %", *(f"top {k}" for k in retrieval)], [["datastore", *shares]]))
+        if curve := analysis.by_memory_size:
+            losses = [format_loss(loss, metric) for loss in curve.values()]
+            tables.append(markdown(["contexts in long memory", *curve], [[metric, *losses]]))
     return "\n".join(tables)
 
 

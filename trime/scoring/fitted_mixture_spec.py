@@ -63,7 +63,6 @@ class FittedMixtureSpec:
         return self.fitted.to(device)
 
     def window_scorer(self) -> FittedScorer:
-        """Return a scorer for the windows of one pass over a text."""
         return FittedScorer(self)
 
 

@@ -24,13 +24,11 @@ class TokenMeans:
         self.sum, self.count = np.zeros(vocabulary), np.zeros(vocabulary, np.int64)
 
     def add(self, token: Int[Tensor, " n"], value: Float[Tensor, " n"]) -> None:
-        """Add one value for each token."""
         np.add.at(self.sum, token.cpu().numpy(), value.double().cpu().numpy())
         np.add.at(self.count, token.cpu().numpy(), 1)
 
     @property
     def tokens(self) -> int:
-        """Return the number of values added."""
         return int(self.count.sum())
 
     def buckets(self, frequency: np.ndarray) -> list[dict[str, Any]]:

@@ -45,10 +45,8 @@ class LossSums:
         return {"part": torch.tensor([*self.losses]), "loss": torch.stack(losses), "count": torch.tensor(counts)}
 
     def put_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Add the sums that ``tensors`` returned."""
-        for (document, part), loss, count in zip(
-            tensors["part"].tolist(), tensors["loss"], tensors["count"].tolist(), strict=True
-        ):
+        keys, counts = tensors["part"].tolist(), tensors["count"].tolist()
+        for (document, part), loss, count in zip(keys, tensors["loss"], counts, strict=True):
             self.put((document, part), loss, count)
 
     @property
@@ -58,15 +56,12 @@ class LossSums:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens."""
         return sum(count for _, count in self.losses.values())
 
     def bootstrap_units(self, size: int, choice: int) -> tuple[str, list[list[float]]]:
-        """Return what a bootstrap draws, in words, and the summed loss and tokens of each unit: documents, or parts of few.
-
-        Parts double in length until there are at most ``MAX_PARTS``.
-        """
+        """Return what a bootstrap draws, in words, and the summed loss and tokens of each: documents, or parts of few."""
         few, length = len({document for document, _ in self.losses}) < FEW_DOCUMENTS, 1
+        # Parts double in length until there are at most MAX_PARTS.
         while few and len({(document, part // length) for document, part in self.losses}) > MAX_PARTS:
             length *= 2
         units: dict[tuple[int, int], list[float]] = {}

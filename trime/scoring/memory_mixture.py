@@ -32,36 +32,22 @@ TEMPERATURES = [0.25, 0.5, 1.0, 2.0]  # of the experts of each memory, times sqr
 
 
 def window_of(
-    g: Float[Tensor, "n d"],
-    logits: Float[Tensor, "m v"],
-    targets: Int[Tensor, " n"],
-    document: int = 0,
-    start: int = 0,
+    g: Float[Tensor, "n d"], logits: Float[Tensor, "m v"], targets: Int[Tensor, " n"], document: int = 0, start: int = 0
 ) -> Window:
     """Return a window of a text for memories and mixtures.
 
-    g are its contexts, of which the last m are scored by their ``logits`` and the ones before were scored already;
+    g are its contexts: the last m are scored by their ``logits``, and the ones before were scored already;
     ``targets`` are the tokens that followed, and ``start`` the position of the first of them in the ``document``. Raises
     UserError where lengths disagree, targets are outside of the vocabulary, or values are not finite.
     """
-    check_window(g, logits, targets, document, start)
-    size, scored = len(targets), len(logits)
-    number = torch.full((size,), document, device=g.device)
-    positions = TokenPosition(number, number, start + torch.arange(size, device=g.device))
-    scores = logits.float()
-    mass = LogMass(scores.gather(1, targets[size - scored :, None]).squeeze(1), scores.logsumexp(1))
-    return Window(Contexts(g.float(), targets, positions), size - scored, mass)
-
-
-def check_window(g: Any, logits: Any, targets: Any, document: Any, start: Any) -> None:
-    """Raise UserError at the first argument of ``window_of`` that is not as it must be."""
     check_floats("g", g, 2)
     check_floats("logits", logits, 2)
     check_whole_numbers("targets", targets, 1)
     check_device(g=g, logits=logits, targets=targets)
-    if not 1 <= len(logits) <= len(targets) == len(g):
+    size, scored = len(targets), len(logits)
+    if not 1 <= scored <= size == len(g):
         raise UserError(
-            f"{len(g)} rows of g, {len(targets)} targets, {len(logits)} rows of logits: there must be a target for each row "
+            f"{len(g)} rows of g, {size} targets, {scored} rows of logits: there must be a target for each row "
             "of g, and logits for the last of them"
         )
     check_in_vocabulary("targets", targets, logits.shape[1])
@@ -71,6 +57,11 @@ def check_window(g: Any, logits: Any, targets: Any, document: Any, start: Any) -
         raise UserError("g holds NaN, infinity, or numbers whose squares overflow: see what computed it")
     if logits.isnan().any() or (logits == torch.inf).any() or (logits == -torch.inf).all(1).any():
         raise UserError("logits hold NaN or infinity, or a row of -inf alone: see what computed them")
+    number = torch.full((size,), document, device=g.device)
+    positions = TokenPosition(number, number, start + torch.arange(size, device=g.device))
+    scores = logits.float()
+    mass = LogMass(scores.gather(1, targets[size - scored :, None]).squeeze(1), scores.logsumexp(1))
+    return Window(Contexts(g.float(), targets, positions), size - scored, mass)
 
 
 class MemoryMixture:
@@ -141,7 +132,7 @@ def check_memories(memories: Any) -> None:
 
 
 def checked(windows: Any) -> Iterator[Window]:
-    """Return an iterator over windows that checks each; UserError now for anything else."""
+    """Return an iterator over windows that checks each; UserError now, not at the first window, for anything else."""
     if isinstance(windows, Window) or not isinstance(windows, Iterable):
         raise UserError(f"windows is of type {type(windows).__name__}: pass a list of windows, as window_of returns them")
     return check_each(windows)

@@ -55,7 +55,6 @@ class MixtureSpec:
     state_scope: ClassVar[StateScope] = StateScope.NONE  # beside what its memories carry
 
     def window_scorer(self) -> GridScorer:
-        """Return a scorer for the windows of one pass over a text."""
         return GridScorer(self)
 
     def divisors(self, joint_scale: float, interpolation_scale: float) -> list[float]:
@@ -119,10 +118,8 @@ class GridScorer:
         return self(window, {name: without_target(mass) for name, mass in masses.items()})
 
     def parts(self, window: Window, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
-        """Return how much of P(target) comes from the vocabulary and from each memory, for the window scored last.
-
-        P is linear in the memories' masses of the target while their totals stay.
-        """
+        """Return how much of P(target) comes from the vocabulary and from each memory, for the window scored last."""
+        # P is linear in the memories' masses of the target while their totals stay: what is lost without one is its part.
         whole = self(window, masses)[0, 0].double().exp()
         others = {name: self(window, masses | {name: without_target(mass)})[0, 0] for name, mass in masses.items()}
         vocabulary = self.vocabulary_log_prob(window, masses)[0, 0].double().exp()
@@ -134,7 +131,7 @@ class GridScorer:
 
 
 def without_target(mass: LogMass) -> LogMass:
-    """Return a mass of which nothing is the target's."""
+    """Return the mass without the target's part."""
     return LogMass(torch.full_like(mass.target, -math.inf), mass.total)
 
 

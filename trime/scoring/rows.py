@@ -39,17 +39,32 @@ def rows_of(config: DictConfig) -> MixtureSpecs:
         raise UserError("evaluate.memories needs a mixture that uses them: choose mixture=adaptive or another of conf/mixture")
     if not config.evaluate.all_rows:
         rows = rows[:1]
-    if not names or config.mixture.kind == "none":
+    kind = config.mixture.kind
+    if not names or kind == "none":
         return rows
-    row = mixture_row(config, names)
+    if kind in NOT_FITTED:
+        joined, interpolated = (names, []) if kind == "joint" else ((), [names])
+        row: MixtureSpec | FittedMixtureSpec = grid_row(config, joined, interpolated)
+    else:
+        online, sizes = bool(config.mixture.model.get("online")), sizes_of(config, names)
+        # A fit takes one size of each memory: the largest.
+        row = FittedMixtureSpec(kind, names, tuple(config.mixture.temperatures), sizes[-1:], online=online)
     return rows if row in rows else [*rows, row]
 
 
 def parse_row(specification: Any, config: DictConfig) -> MixtureSpec:
-    """Return the row that {joint: [names], interpolate: [[names], ...]} describes; UserError where it is invalid."""
+    """Return the row that {joint: [names], interpolate: [[names], ...]} describes; UserError where it is invalid.
+
+    An interpolation is of the memories named, of ``all`` that the row joins (Eq. 8), or of its ``datastore`` memories.
+    """
     fields = dict(specification) if isinstance(specification, dict) else {f"{specification}": None}
-    joined = tuple(fields.pop("joint", None) or ())
-    parts = [interpolated_memories(names, joined, config) for names in fields.pop("interpolate", None) or ()]
+    joined, parts = tuple(fields.pop("joint", None) or ()), []
+    for names in fields.pop("interpolate", None) or ():
+        if names == "datastore":
+            searched = tuple(name for name in config.test_memories if traits_of(config, name).is_searched)
+            parts.append(tuple(name for name in joined if name in searched) or searched)
+        else:
+            parts.append(tuple(names) if not isinstance(names, str) else joined if names == "all" else (names,))
     unknown = [*fields, *(name for name in (*joined, *sum(parts, ())) if name not in config.test_memories)]
     if unknown or len(parts) > 2 or not all(parts):
         raise UserError(
@@ -57,25 +72,6 @@ def parse_row(specification: Any, config: DictConfig) -> MixtureSpec:
             f"over the memories {', '.join(config.test_memories)}, with at most two interpolations"
         )
     return grid_row(config, joined, parts)
-
-
-def interpolated_memories(names: str | list[str], joined: tuple[str, ...], config: DictConfig) -> tuple[str, ...]:
-    """Return the memories of an interpolation: those named, all that the row joins (Eq. 8), or its datastores alone."""
-    if not isinstance(names, str):
-        return tuple(names)
-    if names == "datastore":
-        searched = [name for name in config.test_memories if traits_of(config, name).is_searched]
-        return tuple(name for name in joined if name in searched) or tuple(searched)
-    return joined if names == "all" else (names,)
-
-
-def mixture_row(config: DictConfig, names: tuple[str, ...]) -> MixtureSpec | FittedMixtureSpec:
-    """Return the row that mixes these memories as ``mixture=`` says."""
-    kind = config.mixture.kind
-    if kind in NOT_FITTED:
-        return grid_row(config, names, []) if kind == "joint" else grid_row(config, (), [names])
-    online, sizes = bool(config.mixture.model.get("online")), sizes_of(config, names)
-    return FittedMixtureSpec(kind, names, tuple(config.mixture.temperatures), sizes[-1:], online=online)
 
 
 def grid_row(config: DictConfig, joined: tuple[str, ...], interpolated: list[tuple[str, ...]]) -> MixtureSpec:
@@ -88,11 +84,9 @@ def grid_row(config: DictConfig, joined: tuple[str, ...], interpolated: list[tup
 
 
 def sizes_of(config: DictConfig, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the sizes that a row's memories are tried at, as their yaml lists them; (0,) if none has any.
-
-    A row has one axis of sizes, so that UserError is raised for memories whose sizes differ.
-    """
+    """Return the sizes that a row's memories are tried at, as their yaml lists them; (0,) if none has any."""
     sizes = {name: tuple(plain(config.test_memories[name].sizes)) for name in names if "sizes" in config.test_memories[name]}
+    # A row has one axis of sizes.
     if len({*sizes.values()}) > 1:
         raise UserError(
             f"the memories {' and '.join(sizes)} of one row are tried at different sizes: set the same test_memories.NAME.sizes"

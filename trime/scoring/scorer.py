@@ -78,27 +78,23 @@ class Scorer:
                 memory.write(window)
 
     def with_prefetched(self, windows: Iterator[Window]) -> Iterator[tuple[Window, dict[str, Any]]]:
-        """Yield each window with the results of memories that can be queried for many windows at once.
-
-        The next windows are requested before the results of these are waited for, so that other processes search meanwhile.
-        """
+        """Yield each window with the results of memories that can be queried for many windows at once."""
         queried = {name: memory for name, memory in self.memories.items() if memory.supports_batched_queries}
+        # A memory that must see each window before the next leaves groups of one window.
         groups = group_windows(windows, PREFETCHED_QUERIES if queried else 1)
         requested = ((group, {name: memory.request(group) for name, memory in queried.items()}) for group in groups)
+        # The next group is requested before this one is waited for: other processes search meanwhile.
         for group, requests in prefetch_one(requested):
             results = {name: wait() for name, wait in requests.items()}
             for number, window in enumerate(group):
                 yield window, {name: result[number] for name, result in results.items()}
 
     def row_masses(self, window: Window, prefetched: dict[str, Any]) -> list[dict[str, LogMass]]:
-        """Return the masses of each row's memories, at the row's divisors and memory sizes.
-
-        A memory is queried once for all rows that mix temperatures, under every divisor of any of them, and once for all rows
-        that mix its own experts.
-        """
+        """Return the masses of each row's memories, at the row's divisors and memory sizes."""
         joint_scale, interpolation_scale = scales(window.contexts.g.shape[1], self.scaled_interpolation)
         divisors = [row.divisors(joint_scale, interpolation_scale) for row in self.rows]
         device = window.contexts.g.device
+        # A memory is asked once for all rows, under every divisor of any of them (and once for its own experts).
         distinct = torch.tensor(sorted({value for values in divisors for value in values}), device=device)
         results: list[dict[str, LogMass]] = [{} for _ in self.rows]
         for name, memory in self.memories.items():
@@ -122,7 +118,6 @@ class Scorer:
 
 
 def memory_names(rows: Sequence[MixtureSpec | FittedMixtureSpec]) -> set[str]:
-    """Return the names of all memories of some rows."""
     return set().union(*(row.memories for row in rows))
 
 

@@ -52,8 +52,7 @@ from trime.stages.scoring import Scoring
 from trime.stages.training_task import LanguageModelTraining, TrainingTask, task_settings
 from trime.stages.tune import Tune, TunedRows
 from trime.stages.windows import Portion, TextWindows, Windows
-from trime.training.hardware import Hardware
-from trime.training.processes import launch
+from trime.training.hardware import Hardware, launch
 from trime.training.trainer import TrainerSettings
 
 

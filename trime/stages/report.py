@@ -88,13 +88,12 @@ def result_sections(run: ScoredRun, folder: Path, compared: bool) -> list[Sectio
     ``compared``: whether its baseline is run as well.
     """
     table, has_memories = tables.run_table(run), len(run.metrics["test"]) > 1
-    footnotes = tables.applicable(
-        {
-            BASELINE_NOTE: bool(run.trained_with_memory) and has_memories and not compared,
-            tables.FITTED_NOTE: run.is_fitted,
-            tables.EDGE_NOTE: any(row.at_grid_edge for row in run.metrics["valid"]),
-        }
-    )
+    notes = {
+        BASELINE_NOTE: run.trained_with_memory and has_memories and not compared,
+        tables.FITTED_NOTE: run.is_fitted,
+        tables.EDGE_NOTE: any(row.at_grid_edge for row in run.metrics["valid"]),
+    }
+    footnotes = [note for note, applies in notes.items() if applies]
     text = "\n".join([tables.markdown(*table), *(f"{note}\n" for note in [*tables.text_notes(run), *footnotes])])
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", tables.to_csv(*table))

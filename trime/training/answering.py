@@ -29,11 +29,7 @@ class QuestionBatch(NamedTuple):
 
 
 class AnsweringModule(pl.LightningModule):
-    """Trains on question batches. ``schedule``: learning rate by update; ``prompt_loss_weight`` is of a decoder's prompt loss.
-
-    The prompt loss is of a random share ``PROMPT_SAMPLE`` of the prompts' tokens, drawn at every update, since the output
-    layer is most of a small model's cost.
-    """
+    """Trains on question batches, with ``prompt_loss_weight`` on a decoder's prompts; ``schedule``: learning rate by update."""
 
     def __init__(
         self,
@@ -48,8 +44,7 @@ class AnsweringModule(pl.LightningModule):
         self.prompt_loss_weight, self.seed = prompt_loss_weight, seed
 
     def on_train_batch_start(self, batch: QuestionBatch, batch_idx: int) -> None:
-        """Seed the update, so that a resumed run equals an uninterrupted one."""
-        torch.manual_seed(self.seed * 1_000_003 + self.global_step)
+        torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # a resumed run equals an uninterrupted one
 
     def training_step(self, batch: QuestionBatch, batch_idx: int) -> Tensor:
         is_encoder_decoder = self.model.config.is_encoder_decoder
@@ -82,6 +77,7 @@ class AnsweringModule(pl.LightningModule):
         logits = output(hidden.gather(1, (columns - 1)[..., None].expand(-1, -1, hidden.shape[-1])))
         loss = masked_cross_entropy(logits, batch.answer)
         if self.prompt_loss_weight:
+            # A share of the tokens, drawn anew at every update: the output layer is most of a small model's cost.
             prompts = joined[:, 1:].scatter(1, columns - 1, -1)
             sample = (prompts >= 0) & (torch.rand(prompts.shape, device=prompts.device) < PROMPT_SAMPLE)
             loss = loss + self.prompt_loss_weight * masked_cross_entropy(output(hidden[sample])[None], prompts[sample][None])

@@ -1,14 +1,21 @@
-"""The devices of a run, and the precision in which models compute on them."""
+"""The devices of a run, the precision in which models compute on them, and a process of the training for each of them.
+
+On several machines the same command runs on each, with NODE_RANK, MASTER_ADDR and MASTER_PORT and one shared disk.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trime.common.identity import Free
 from trime.errors import UserError
@@ -39,7 +46,6 @@ class Hardware:
 
     @property
     def device(self) -> torch.device:
-        """The device that models run on."""
         return torch.device("cuda" if torch.cuda.is_available() and self.accelerator != "cpu" else "cpu")
 
     def autocast(self) -> torch.autocast:
@@ -85,15 +91,49 @@ class Hardware:
 
 @contextmanager
 def training_products(device: torch.device, precision: str) -> Iterator[None]:
-    """Let a CUDA device multiply float32 matrices as TF32, of 10 bits, in a training in bfloat16 (7 bits) or half precision.
-
-    What such a training computes in float32, above all the scores of its memory, comes from products that were rounded to
-    fewer bits.
-    """
+    """Let a CUDA device multiply float32 matrices as TF32 (10 bits) in a training in bfloat16 (7 bits) or half precision."""
     before = torch.get_float32_matmul_precision()
+    # What such a training computes in float32 comes from products that were rounded to fewer bits than TF32 has.
     if device.type == "cuda" and precision.startswith(("bf16", "16")) and before == "highest":
         torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def launch(hardware: Hardware, train: Callable[..., None], *arguments: object) -> None:
+    """Run ``train(*arguments)`` in a process for each device, and wait until all have ended.
+
+    ``train`` is a function of a module that torch's ``record`` decorates. If one process fails, the others are stopped, and its
+    UserError is raised; KeyboardInterrupt if a signal stops them.
+    """
+    nodes, rank = hardware.num_nodes, hardware.node_rank
+    settings = LaunchConfig(
+        min_nodes=nodes,
+        max_nodes=nodes,
+        nproc_per_node=hardware.device_count,
+        run_id="trime",
+        max_restarts=0,
+        start_method="spawn",
+        rdzv_backend="static" if nodes > 1 else "c10d",
+        rdzv_endpoint=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if nodes > 1 else "localhost:0",
+        rdzv_configs={"rank": rank} if nodes > 1 else {},
+    )
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it logs a page where one line will do
+    try:
+        elastic_launch(settings, train)(*arguments)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        kind, _, message = str(failure.message).partition(": ")
+        if kind == UserError.__name__:
+            raise UserError(message) from None
+        if failure.exitcode < 0:
+            raise UserError(f"a process of the training died ({failure.signal_name()}): the same command resumes it") from None
+        if nodes > 1 and kind in ("DistBackendError", "DistNetworkError", "DistStoreError", "RuntimeError"):
+            raise UserError(
+                f"the machines lost their connection ({message.splitlines()[0]}): run it on all of them again"
+            ) from error
+        raise
+    except SignalException:
+        raise KeyboardInterrupt from None

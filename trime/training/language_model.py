@@ -25,23 +25,16 @@ from trime.training.schedules import check_scheduler_state, with_schedule
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """Settings of an update; the first ``plain_updates`` train with the plain loss (TRIME section 5.2).
-
-    ``padding_is_memory`` is the published code's quirk: padded cells are memories of the token ``<pad>``, and
-    queries that add to the loss, though they do not count as targets.
-    """
+    """Settings of an update; the first ``plain_updates`` train with the plain loss (TRIME section 5.2)."""
 
     seed: int = 0
     plain_updates: int = 0
+    # The published code's quirk: padded cells are memories of <pad>, and queries that add to the loss, but count as no targets.
     padding_is_memory: bool = False
 
 
 class LanguageModel(pl.LightningModule):
-    """Trains with the sum of the scored tokens' losses; gradients are divided once by the update's number of targets.
-
-    ``schedule`` is the learning rate by update, from 0. Number of updates, accumulation and clipping are the trainer's:
-    ``max_steps``, ``accumulate_grad_batches``, ``gradient_clip_val``.
-    """
+    """Trains with the summed loss of scored tokens, divided once by the update's targets; ``schedule``: rate by update."""
 
     def __init__(
         self,
@@ -70,11 +63,7 @@ class LanguageModel(pl.LightningModule):
         self.reader, self.stale = Reader(self.network), StaleContexts(self.memory.stale if self.memory else 0)
 
     def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
-        """Return the loss of each scored token in nats, and the memory's share of the mass.
-
-        ``draw``: the update's random number, by which an in-batch memory chooses what is visible; None in validation.
-        ``plain``: True: the loss is that of the vocabulary alone, without memories.
-        """
+        """Return each scored token's loss in nats, and the memory's share; ``draw``: the update's, None in validation."""
         query, contexts, vocabulary = self.queries_and_memories(batch)
         if self.memory is None or plain:
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
@@ -97,7 +86,7 @@ class LanguageModel(pl.LightningModule):
         return queries, memories, mass
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Seed the update, so that a resumed run equals an uninterrupted one."""
+        # A resumed run then equals an uninterrupted one.
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             torch.manual_seed((self.update_settings.seed * 1_000_003 + self.global_step) * 4096 + self.global_rank)
 
@@ -124,6 +113,7 @@ class LanguageModel(pl.LightningModule):
     ) -> None:
         """Divide gradients by the update's number of targets, then clip; called before every optimiser step."""
         parameters = [parameter for parameter in self.parameters() if parameter.grad is not None]
+        # The loss is a sum: only now is it known by how many targets, of all micro-batches and processes, to divide.
         (targets,) = all_reduce_sum(self.targets, device=self.device)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients:  # with several processes the gradient is their mean
@@ -135,7 +125,7 @@ class LanguageModel(pl.LightningModule):
             torch.nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
 
     def on_validation_epoch_start(self) -> None:
-        """Set the training state aside: validation starts from an empty one."""
+        # The training state is set aside: validation starts from an empty one.
         self.valid_sum, self.valid_count = 0.0, 0
         self.paused = self.reader, self.stale
         self.start_reading()

@@ -32,8 +32,10 @@ class GroupOptimizer(torch.optim.Optimizer):
 
 
 class Adam(GroupOptimizer):
-    """The update p <- (1 - lr wd) p - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps): torch's AdamW corrects v
-    before it adds eps."""
+    """The update p <- (1 - lr wd) p - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
+
+    torch's AdamW corrects v before it adds eps.
+    """
 
     def __init__(
         self,

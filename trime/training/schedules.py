@@ -35,7 +35,6 @@ class Cosine:
         self.period, self.stretch, self.shrink = period or max(1, updates - warmup), stretch, shrink
 
     def __call__(self, update: int) -> float:
-        """Return the learning rate of an update."""
         if update < self.warmup:
             return self.initial + (self.peak - self.initial) * update / self.warmup
         past = update - self.warmup
@@ -58,18 +57,15 @@ class InverseSquareRoot:
         self.peak, self.warmup, self.initial = peak, warmup, initial
 
     def __call__(self, update: int) -> float:
-        """Return the learning rate of an update."""
         if update < self.warmup:
             return self.initial + (self.peak - self.initial) * update / self.warmup
         return self.peak * math.sqrt(self.warmup / update)
 
 
 def with_schedule(optimizer: torch.optim.Optimizer, schedule: Callable[[int], float]) -> OptimizerLRSchedulerConfig:
-    """Return the optimiser with a scheduler that gives all its groups the learning rate ``schedule(update)``.
-
-    LambdaLR multiplies a group's ``initial_lr`` by its factor. With 1 there, the factor is the learning rate to the last bit.
-    """
+    """Return the optimiser with a scheduler that gives all its groups the learning rate ``schedule(update)``."""
     for group in optimizer.param_groups:
+        # LambdaLR multiplies this by its factor: with 1 the factor is the learning rate to the last bit.
         group["initial_lr"] = 1.0
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, schedule), "interval": "step"}}
 

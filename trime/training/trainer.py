@@ -63,14 +63,11 @@ class TrainerSettings:
         return callbacks
 
     def build(self, stage: str, folder: Path, callbacks: list[pl.Callback], arguments: dict[str, Any]) -> pl.Trainer:
-        """Return Lightning's trainer with ``arguments`` and all that was added; UserError where it refuses an argument.
-
-        After ``callbacks`` come those that were added, the progress bar, and last the checkpoints, which save the others'
-        states.
-        """
+        """Return Lightning's trainer with ``arguments`` and all that was added; UserError where it refuses an argument."""
         further, hardware = self.added_callbacks(), self.hardware
         own_bar = hardware.progress_bar and not any(isinstance(one, ProgressBar) for one in further)
         saving = Checkpoints(folder / "checkpoints", self.checkpoint_every)
+        # Checkpoints come last, since they save the states of the callbacks before them.
         options = {
             "max_steps": self.updates,
             "gradient_clip_val": self.clip_norm or None,
@@ -110,11 +107,9 @@ class TrainingProgress(ProgressBar):
         self.bar: Any = None
 
     def enable(self) -> None:
-        """Show the bar."""
         self.shown = True
 
-    def disable(self) -> None:
-        """Hide the bar; Lightning calls this in all processes but the first."""
+    def disable(self) -> None:  # Lightning calls this in all processes but the first
         self.shown = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -141,25 +136,18 @@ class TrainingProgress(ProgressBar):
 
 
 def run_training(stage: str, trainer: pl.Trainer, task: pl.LightningModule, data: Any, folder: Path) -> None:
-    """Train, resuming from the last checkpoint of a killed run; KeyboardInterrupt if it is stopped by a signal.
-
-    Under a launcher that handles signals itself, to requeue its jobs, its SystemExit is passed on.
-    """
+    """Train, resuming from the last checkpoint of a killed run; KeyboardInterrupt if it is stopped by a signal."""
+    checkpoints = sorted((folder / "checkpoints").glob("update-*.ckpt"))
+    if checkpoints:
+        log.info(f"{stage}: resuming from {checkpoints[-1].name}")
+    last = str(checkpoints[-1]) if checkpoints else None
     try:
         with training_products(trainer.strategy.root_device, trainer.precision):
-            trainer.fit(task, data, ckpt_path=latest_checkpoint(stage, folder / "checkpoints"), weights_only=True)
+            trainer.fit(task, data, ckpt_path=last, weights_only=True)
     except SystemExit as end:  # Lightning's answer to both signals; the checkpoint stays
         if isinstance(end, SIGTERMException) or isinstance(end.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
-        raise
-
-
-def latest_checkpoint(stage: str, folder: Path) -> str | None:
-    """Return the path of the last checkpoint that a killed run left, if there is one."""
-    checkpoints = sorted(folder.glob("update-*.ckpt"))
-    if checkpoints:
-        log.info(f"{stage}: resuming from {checkpoints[-1].name}")
-    return str(checkpoints[-1]) if checkpoints else None
+        raise  # a launcher that handles signals itself, to requeue its jobs, gets its SystemExit
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -48,7 +47,19 @@ def trime_loss(
     of them. ``reduction``: mean, sum or none (a tensor of the scored targets, row by row). Raises UserError where shapes
     disagree, targets are outside of the vocabulary, or a loss is NaN.
     """
-    check_arguments(g, logits, targets, document, start)
+    check_floats("g", g, 3)
+    check_floats("logits", logits, 3)
+    check_whole_numbers("targets", targets, 2)
+    if not g.shape[:2] == logits.shape[:2] == targets.shape:
+        shapes = f"g {[*g.shape]}, logits {[*logits.shape]}, targets {[*targets.shape]}"
+        raise UserError(f"{shapes}: the first two axes, rows and length, must be the same")
+    by_row = {name: column for name, column in (("document", document), ("start", start)) if column is not None}
+    for name, column in by_row.items():
+        check_whole_numbers(name, column, 1)
+        if len(column) != len(targets):
+            raise UserError(f"{name} has {len(column)} numbers for {len(targets)} rows: there must be one for each")
+    check_device(g=g, logits=logits, targets=targets, **by_row)
+    check_in_vocabulary("targets", targets[targets != IGNORED], logits.shape[2])
     check_number("temperature", temperature, above=0)
     check_choice("reduction", reduction, REDUCTIONS)
     if visibility is not None:
@@ -71,20 +82,3 @@ def trime_loss(
     if losses.isnan().any() or not contexts.g.isfinite().all():
         raise UserError("the loss is NaN: g or logits hold NaN or infinity, or g is so large that inner products overflow")
     return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
-
-
-def check_arguments(g: Any, logits: Any, targets: Any, document: Any, start: Any) -> None:
-    """Raise UserError at the first tensor of ``trime_loss`` that is not as it must be."""
-    check_floats("g", g, 3)
-    check_floats("logits", logits, 3)
-    check_whole_numbers("targets", targets, 2)
-    if not g.shape[:2] == logits.shape[:2] == targets.shape:
-        shapes = f"g {[*g.shape]}, logits {[*logits.shape]}, targets {[*targets.shape]}"
-        raise UserError(f"{shapes}: the first two axes, rows and length, must be the same")
-    by_row = {name: column for name, column in (("document", document), ("start", start)) if column is not None}
-    for name, column in by_row.items():
-        check_whole_numbers(name, column, 1)
-        if len(column) != len(targets):
-            raise UserError(f"{name} has {len(column)} numbers for {len(targets)} rows: there must be one for each")
-    check_device(g=g, logits=logits, targets=targets, **by_row)
-    check_in_vocabulary("targets", targets[targets != IGNORED], logits.shape[2])

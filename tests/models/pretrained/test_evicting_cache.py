@@ -171,7 +171,7 @@ def test_layers_that_decode_together_keep_what_each_would_keep(
                 cache.reorder_cache(torch.tensor([2, 0, 1]))
         if part.start == 47 and not padded and caches[0].memories[0].memory.keys.policy.can_be_guided:
             for cache in caches:
-                cache.look_back(1, lambda other: model(tokens[:, :1], past_key_values=other))
+                cache.rescore_with_question(1, lambda other: model(tokens[:, :1], past_key_values=other))
     assert caches[0].decoding is not None and caches[1].decoding is None
 
 

@@ -32,14 +32,12 @@ class Batching(Protocol):
 class Shuffled:
     """Batches of ``size`` random segments: the default batching, for local memory (TRIME section 4.1, Fig. 2a)."""
 
-    needs_neighbours = False
-    contiguous_rows = False
+    needs_neighbours, contiguous_rows = False, False
 
     def __init__(self, size: int, seed: int):
         self.size, self.seed = check_size(size), seed
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
-        """Split a random permutation into batches."""
         return chunks(generator(self.seed, epoch).permutation(len(segments)).tolist(), self.size)
 
 
@@ -49,8 +47,7 @@ class Consecutive:
     For long-term memory (TRIME section 4.2, Fig. 2b).
     """
 
-    needs_neighbours = False
-    contiguous_rows = False
+    needs_neighbours, contiguous_rows = False, False
 
     def __init__(self, size: int, run: int, seed: int):
         self.size, self.run, self.seed = check_size(size), run, seed
@@ -58,17 +55,14 @@ class Consecutive:
             raise ValueError(f"batching.run={run} must lie in 1..batching.size={size}")
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
-        """Fill batches with full runs in random order, then with the shorter runs that remain of documents.
-
-        A run is continued in the next batch where its batch is full, which only happens after short runs or with a
-        ``size`` that is not a multiple of ``run``.
-        """
+        """Fill batches with full runs in random order, then with the shorter runs that remain of documents."""
         random = generator(self.seed, epoch)
         runs = []
         for document in np.split(np.arange(len(segments)), np.flatnonzero(np.diff(segments.document)) + 1):
             # A document shorter than whole runs starts with its short one in every other epoch.
             first = len(document) % self.run if epoch % 2 else 0
             runs += [r for r in (document[:first].tolist(), *chunks(document[first:].tolist(), self.run)) if r]
+        # Short runs come last: only after them, or with a size that is no multiple of a run, does a run cross batches.
         full, short = ([r for r in runs if (len(r) == self.run) == is_full] for is_full in (True, False))
         order = [segment for run in (*shuffled(full, random), *shuffled(short, random)) for segment in run]
         return shuffled(chunks(order, self.size), random)
@@ -82,14 +76,12 @@ class BM25:
     neighbours, and so gives a plain shuffle.
     """
 
-    needs_neighbours = True
-    contiguous_rows = False
+    needs_neighbours, contiguous_rows = True, False
 
     def __init__(self, size: int, k: int, seed: int, string_ids: bool = False):
         self.size, self.k, self.seed, self.string_ids = check_size(size), k, seed, string_ids
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
-        """Graph by Algorithm 1, then shuffle the batches."""
         random, lists = generator(self.seed, epoch), neighbour_lists(neighbours, len(segments), self.string_ids)
         order = greedy_chain(lists, random.permutation(len(lists)).tolist())
         return shuffled(chunks(order, self.size), random)
@@ -98,15 +90,14 @@ class BM25:
 class Alternating:
     """In turn a batch of runs of ``run`` segments (see Consecutive) and one of BM25 neighbours, to train with all memories."""
 
-    needs_neighbours = True
-    contiguous_rows = False
+    needs_neighbours, contiguous_rows = True, False
 
     def __init__(self, size: int, run: int, k: int, seed: int):
         self.consecutive = Consecutive(size, run, seed)
         self.size, self.k, self.seed = size, k, seed
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
-        """Graph half of the segments in consecutive batches, a new half in each epoch, and the others by Algorithm 1."""
+        """Put half of the segments into consecutive batches, a new half in each epoch, and order the others by Algorithm 1."""
         random, lists = generator(self.seed, epoch), neighbour_lists(neighbours, len(segments))
         consecutive = self.consecutive.plan(segments, epoch)
         half = (len(consecutive) + 1) // 2
@@ -117,38 +108,34 @@ class Alternating:
 
 
 class Streams:
-    """Batches of ``size`` rows that hold the next segment of each row, so that a state can be carried from batch to batch.
+    """Batches of ``size`` rows, each with the next segment of its own documents: states are carried on (Wu et al. 2022)."""
 
-    Each row reads documents of its own in order, segment by segment (Wu et al. 2022, Figure 3). The longest documents are
-    assigned first, each to the row with the fewest segments, so that rows end together; a row then reads its documents in
-    random order. A document longer than a row's share of the text is split into pieces that are read like documents, so that
-    a text of one document fills all rows too.
-    """
-
-    needs_neighbours = False
-    contiguous_rows = True
+    needs_neighbours, contiguous_rows = False, True
 
     def __init__(self, size: int, seed: int):
         self.size, self.seed = check_size(size), seed
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None = None) -> list[list[int]]:
-        """Graph batches of exactly ``size`` rows; -1 where a row has no segments left."""
+        """Return batches of exactly ``size`` rows; -1 where a row has no segments left."""
         random = generator(self.seed, epoch)
         share = -(-len(segments) // self.size)
         documents = np.split(np.arange(len(segments)), np.flatnonzero(np.diff(segments.document)) + 1)
+        # A document longer than a row's share is split, so that a text of one document fills all rows too.
         pieces = [piece for document in documents for piece in np.array_split(document, -(-len(document) // share))]
         pieces = [pieces[i] for i in random.permutation(len(pieces))]
         rows: list[list[np.ndarray]] = [[] for _ in range(self.size)]
         load = np.zeros(self.size, np.int64)
+        # The longest first, each to the row with the fewest segments, so that rows end together.
         for piece in sorted(pieces, key=len, reverse=True):
             row = int(load.argmin())
             rows[row].append(piece)
             load[row] += len(piece)
-        graph = np.full((int(load.max()), self.size), NO_SEGMENT)
+        # Rows end at different steps: the shorter ones are filled with rows of padding.
+        batches = np.full((int(load.max()), self.size), NO_SEGMENT)
         for row, assigned in zip(random.permutation(self.size), rows, strict=True):
             order = [segment for i in random.permutation(len(assigned)) for segment in assigned[i]]
-            graph[: len(order), row] = order
-        return graph.tolist()
+            batches[: len(order), row] = order
+        return batches.tolist()
 
 
 def neighbour_lists(neighbours: np.ndarray | None, segments: int, string_ids: bool = False) -> list[list[int]]:
@@ -159,10 +146,7 @@ def neighbour_lists(neighbours: np.ndarray | None, segments: int, string_ids: bo
 
 
 def greedy_chain(lists: list[list[int]], order_of_starts: list[int]) -> list[int]:
-    """Order segments by Algorithm 1: after each its most similar unused one, or the next unused start if there is none.
-
-    ``order_of_starts`` holds the segments to order: all, or some of them.
-    """
+    """Order some segments by Algorithm 1: after each its most similar unused one, or the next unused start if there is none."""
     starts = iter(order_of_starts)
     used = [True] * len(lists)
     for start in order_of_starts:
@@ -179,7 +163,6 @@ def greedy_chain(lists: list[list[int]], order_of_starts: list[int]) -> list[int
 
 
 def generator(seed: int, epoch: int) -> np.random.Generator:
-    """Return the random generator of an epoch."""
     return np.random.default_rng([seed, epoch])
 
 
@@ -189,7 +172,6 @@ def chunks(order: list[T], size: int) -> list[list[T]]:
 
 
 def shuffled(batches: list[list[int]], random: np.random.Generator) -> list[list[int]]:
-    """Return the batches in random order."""
     return [batches[i] for i in random.permutation(len(batches))]
 
 

@@ -48,8 +48,8 @@ class Budget:
         self.needs_neighbours, self.size = k is not None, check_size(tokens if size is None else size)
 
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
-        """Graph batches that hold every sentence once."""
         random = generator(self.seed, epoch)
+        # The shuffle comes first: a stable sort then leaves sentences of one length in random order.
         order = random.permutation(len(segments)).tolist()
         if self.k is None:
             order.sort(key=segments.length.__getitem__)
@@ -110,6 +110,7 @@ class Published:
         if self.order == "kept":
             return list(range(len(lengths)))
         if self.order == "shuffled":
+            # The published trainer sorts by length, ties by this permutation, once for all epochs.
             permutation = np.random.RandomState(self.seed).permutation(len(lengths))
             return np.lexsort((permutation, lengths)).tolist()
         nearest = None if neighbours is None else neighbours[:, : self.k]
@@ -121,7 +122,6 @@ class Published:
         return fill_batches(order, lengths, capacity, len(order), multiple=self.multiple)
 
     def distribute(self, batches: list[list[int]], epoch: int) -> list[list[list[int]]]:
-        """Return each process's batches of an epoch."""
         if self.order == "kept":
             groups = self.processes // self.combined
             size = -(-len(batches) // groups)
@@ -151,6 +151,7 @@ def fill_batches(
         added = int(length[number])
         total = max(longest, added) * (len(batch) + 1) if padding else pieces + added
         if batch and (len(batch) == size or total > tokens):
+            # Whole multiples leave; the rest opens the next batch, as fairseq's batch_by_size does.
             count = max(len(batch) // multiple * multiple, len(batch) % multiple)
             batches.append(batch[:count])
             batch = batch[count:]

@@ -79,12 +79,10 @@ def wide_encoding(text: Path | bytes) -> str:
 
 
 def lines_of(text: Path | bytes) -> Iterator[bytes]:
-    """Yield the lines of a file, or of its content, as UTF-8; a line ends at a newline and nowhere else.
-
-    A byte order mark is dropped; it says whether the text is UTF-16 or UTF-32.
-    """
+    """Yield the lines of a text as UTF-8 without a byte order mark; a line ends at a newline and nowhere else."""
     encoding = wide_encoding(text)
     with BytesIO(text) if isinstance(text, bytes) else open(text, "rb") as file:
+        # Universal newlines would also end lines at \r, and change the bytes of a text.
         if encoding:
             for line in TextIOWrapper(file, encoding, errors="replace", newline="\n"):
                 yield line.encode()

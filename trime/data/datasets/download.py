@@ -54,6 +54,7 @@ def download(url: str, partial: Path) -> None:
         if error.code == 416:  # nothing is missing
             return
         raise
+    # A server that ignores Range answers 200 with the whole file, which then replaces the part.
     done = done if response.status == 206 else 0
     with response, open(partial, "ab" if done else "wb") as file:
         length = int(response.headers.get("Content-Length") or 0)
@@ -66,14 +67,12 @@ def download(url: str, partial: Path) -> None:
 
 
 def fetch_folder(urls: list[str], digest: str, archive: Path, folder: Path) -> Path:
-    """Return a folder with the content of a zip archive; one process downloads and extracts it if it does not exist.
-
-    It is extracted whole or not at all. Raises UserError where the archive is broken.
-    """
+    """Return a folder with the content of a zip archive, which is fetched if need be; UserError where the archive is broken."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(lock_of(folder), f"downloading {folder}"):
         if folder.is_dir():
             return folder
+        # The folder gets its name when all of it is there: another process may already wait to read it.
         archive, partial = fetch(urls, digest, archive), partial_of(folder)
         try:
             with zipfile.ZipFile(archive) as file:

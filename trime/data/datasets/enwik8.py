@@ -58,7 +58,6 @@ class Enwik8(Dataset):
         yield Document(split, self.blocks(split))
 
     def blocks(self, split: str) -> Iterator[bytes]:
-        """Yield the bytes of a split in blocks."""
         start, end = self.bounds(split)
         with open(self.location, "rb") as file:
             file.seek(start)

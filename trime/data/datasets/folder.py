@@ -33,21 +33,21 @@ SHORT = 10_000  # bytes of a text that is cut between its lines, however unequal
 
 
 class Cut(NamedTuple):
-    """The first byte of each split's share of a text and the byte after its last; and whether shares end within lines."""
+    """Where a text is cut: each split's (first byte, byte after its last); and whether a cut lies within a line."""
 
     shares: dict[str, tuple[int, int]]
     within_lines: bool
 
 
 class Found(NamedTuple):
-    """The files that are documents, in the order of their paths, and counts of everything else, by a word for it."""
+    """The files that are documents, sorted by path, and counts of everything else, by a word for it."""
 
     files: list[Path]
     left_out: Counter[str]
 
 
 class Layout(NamedTuple):
-    """The files of each split, how they were chosen, in words, what was left out, and whether every file is in all splits."""
+    """The files of each split, how they were chosen (in words), what was left out, and whether every file is in all splits."""
 
     files: dict[str, list[Path]]
     choice: str
@@ -137,27 +137,20 @@ class Folder(Dataset):
             choice = f"{len(files):,} {self.suffix} files, each split in its order (dataset.ratio={self.ratio}){advice}{remark}"
             return Layout(dict.fromkeys(SPLITS, files), choice, left_out, is_cut=True)
         random.Random(seed).shuffle(files)
-        if self.tokens:
-            by_split = self.split_by_tokens(files, self.tokens)
-        else:
+        if not self.tokens:
             train, valid, test = files[2 * held_out :], files[:held_out], files[held_out : 2 * held_out]
             by_split = {"train": sorted(train), "valid": sorted(valid), "test": sorted(test)}
+        else:  # fill valid, then test, then train with files until each has its number of tokens
+            remaining, by_split = iter(files), {split: [] for split in SPLITS}
+            for split in ("valid", "test", "train"):
+                missing = parse_token_count(self.tokens[split])
+                while (missing is None or missing > 0) and (path := next(remaining, None)):
+                    by_split[split].append(path)
+                    missing = missing and missing - sum(map(len, self.tokenizer.tokens(lines_of(path))))
+            if not by_split["train"]:
+                raise UserError(f"{self.location} has no files left for train: lower dataset.tokens.valid and .test")
+            by_split = {split: sorted(paths) for split, paths in by_split.items()}
         return Layout(by_split, f"{len(files):,} {self.suffix} files, split at random (dataset.seed={seed}){remark}", left_out)
-
-    def split_by_tokens(self, files: list[Path], tokens: dict[str, int | str]) -> dict[str, list[Path]]:
-        """Fill valid, then test, then train with files until each has its number of tokens; UserError where train has none."""
-        remaining, taken = iter(files), {split: list[Path]() for split in SPLITS}
-        for split in ("valid", "test", "train"):
-            missing = parse_token_count(tokens[split])
-            if missing is None:
-                taken[split] = [*remaining]
-                continue
-            while missing > 0 and (path := next(remaining, None)):
-                taken[split].append(path)
-                missing -= sum(map(len, self.tokenizer.tokens(lines_of(path))))
-        if not taken["train"]:
-            raise UserError(f"{self.location} has no files left for train: lower dataset.tokens.valid and .test")
-        return {split: sorted(paths) for split, paths in taken.items()}
 
     def split_of(self, path: Path) -> str | None:
         """Return the split that a folder or file is named for."""
@@ -190,6 +183,7 @@ class Folder(Dataset):
             if named is None:
                 outside += 1
             else:
+                # Two such folders side by side are splits that lie one level too deep.
                 siblings.setdefault(named.parent, set()).add(named.name)
         folder = next((place for place, names in siblings.items() if len(names) > 1), None)
         if folder is None:
@@ -226,8 +220,7 @@ class Folder(Dataset):
     def size(self, split: str) -> int:
         if not self.layout.is_cut:
             return super().size(split)
-        shares = [self.cuts[path].shares[split] for path in self.files(split)]
-        return sum(end - first for first, end in shares)
+        return sum(end - first for path in self.files(split) for first, end in [self.cuts[path].shares[split]])
 
     def documents(self, split: str) -> Iterator[Document]:
         for path in self.files(split):
@@ -260,15 +253,13 @@ def lines_between(path: Path, first: int, end: int) -> Iterator[bytes]:
 
 
 def cut_text(lines: list[bytes], ratio: float) -> Cut:
-    """Cut a text into train, valid and test, the latter two with ``ratio`` of its bytes each; all train if it is too short.
-
-    It is cut between paragraphs, or between lines if there are no blank ones. One line, or lines so long that train would get
-    less than half its share, are cut between words, or between characters where there are no words.
-    """
+    """Cut a text into train, valid and test, the latter two with ``ratio`` of its bytes each; all train if it is too short."""
     ends = [*accumulate(map(len, lines))]
     text, size = b"".join(lines), sum(map(len, lines))
+    # Paragraphs stay whole where there are several.
     after_blank = [ends[n - 1] for n in range(1, len(lines)) if lines[n].strip() and not lines[n - 1].strip()]
     between_lines = after_blank if len(after_blank) > 1 else ends[:-1]
+    # Lines so long that train would get less than half its share are cut between words, or, without any, between characters.
     within_lines = ([match.start() for match in pattern.finditer(text)] for pattern in (WORD, CHARACTER))
     for places in chain([between_lines], within_lines):
         if len(places) < 2:
@@ -290,11 +281,8 @@ def entries_of(folder: Path) -> list[Path]:
 
 
 def find_texts(entries: Iterable[Path], suffixes: tuple[str, ...], lab_folders: Collection[Path] = ()) -> Found:
-    """Find the files with one of the suffixes, in any case, among ``entries`` and below their folders.
-
-    Hidden files and folders, links to folders and ``lab_folders`` are left out, and counted, so that nothing is left out
-    silently. UserError at a file that cannot be read.
-    """
+    """Find files with one of the suffixes, in any case, among and below ``entries``; UserError at one that cannot be read."""
+    # Nothing is left out silently: a user sees the counts in the notes of the text.
     files, left_out = [], Counter[str]()
     for path in entries:
         if path.name.startswith("."):  # .git, .ipynb_checkpoints, .DS_Store, and the ._NAME that macOS writes beside NAME

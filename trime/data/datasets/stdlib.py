@@ -32,7 +32,6 @@ class StandardLibrary(Dataset):
 
     @cached_property
     def by_split(self) -> dict[str, list[Path]]:
-        """The files of each split."""
         paths: list[Path] = []
         for folder, folders, names in os.walk(self.location):
             folders[:] = sorted(set(folders) - LEFT_OUT)

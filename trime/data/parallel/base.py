@@ -19,19 +19,14 @@ class Pair(NamedTuple):
 
 @runtime_checkable
 class Parallel(Protocol):
-    """Parallel text that yields the pairs of a split in the same order each time.
-
-    ``location`` is where it lies, for messages and statistics; ``own`` whether it is a user's own text, for which nothing is
-    published. ``cut``: sentences are already split into pieces; ``detokenize``: into pieces of Moses' tokens, and BLEU is of
-    the detokenized text.
-    """
+    """Parallel text that yields the pairs of a split in the same order each time."""
 
     name: str
-    location: Path | str
+    location: Path | str  # where it lies, for messages and statistics
     languages: tuple[str, str]  # source, target
-    own: bool
-    cut: bool
-    detokenize: bool
+    own: bool  # a user's own text, for which nothing is published
+    cut: bool  # sentences are already split into pieces
+    detokenize: bool  # into pieces of Moses' tokens: BLEU is of the detokenized text
 
     def files(self, split: str) -> list[Path]:
         """Return the files of a split."""

@@ -22,7 +22,6 @@ class ParallelCorpus(Corpus):
 
     @cached_property
     def sources(self) -> Corpus:
-        """The corpus of source sentences."""
         return Corpus(self.folder / "source")
 
     @cached_property
@@ -52,7 +51,6 @@ class ParallelCorpus(Corpus):
 
 
 def sentence_segments(text: Split) -> Segments:
-    """Return one segment per sentence."""
     return cut(text.offsets, int(text.lengths.max()))
 
 

@@ -38,7 +38,6 @@ class ParallelFolder:
 
     @property
     def name(self) -> str:
-        """The given name, or that of the folder."""
         return self.given_name or printable(self.location.resolve().stem)
 
     @property
@@ -71,7 +70,6 @@ class ParallelFolder:
                 yield pair
 
     def notes(self) -> list[str]:
-        """Return no remarks."""
         return []
 
     def fits(self, pair: Pair) -> bool:

@@ -76,14 +76,12 @@ class Babilong:
             raise UserError(f"questions.tasks={tasks}, questions.words={words}: name tasks of bAbI, and 0 words or more")
 
     def examples(self, split: str, draw: int = 0) -> Iterator[Example]:
-        """Yield ``count`` questions in an order given by the seed; each has its own random state for novel and places.
-
-        Raises UserError where there is no novel for the split.
-        """
+        """Yield ``count`` questions in an order given by the seed; UserError where there is no novel for the split."""
         questions = [(task, number, story) for task in self.tasks for number, story in self.stories(task, split)]
         random.Random(f"{self.seed} {draw} {split}").shuffle(questions)
         casts = {task: cast_of([story for other, _, story in questions if other == task]) for task in self.tasks}
         for task, number, story in questions[: self.count]:
+            # A state for each question: it keeps its novel and places whatever other questions are asked.
             rng = random.Random(f"{self.seed} {draw} {split} {task} {number} {self.words}")
             if self.swap and split == "train":
                 story = swap_names(casts[task], story, rng)
@@ -104,12 +102,12 @@ class Babilong:
         return files[0]
 
     def stories(self, task: int, split: str) -> list[tuple[int, Story]]:
-        """Return the numbered stories of a split."""
         chosen = []
         for number, story in enumerate(stories(self.task_file(task, split))):
             people = [fact.split()[0] for fact in story.facts]
             if not self.once or all(people.count(people[fact]) == 1 for fact in story.supporting):
                 chosen.append((number, story))
+        # bAbI has no valid split: it is the first half of its test stories.
         half = len(chosen) // 2
         return {"train": chosen, "valid": chosen[:half], "test": chosen[half:]}[split]
 
@@ -153,6 +151,7 @@ def stories(path: Path) -> Iterator[Story]:
         number, _, content = line.strip().partition(" ")
         if not number.isdigit():
             raise UserError(f"{path} is not a bAbI file: its lines begin with a number, not like {line[:40]!r}")
+        # Facts are numbered within a story, and a question names by number those that support it.
         facts = {} if number == "1" else facts
         question, *rest = (column.strip() for column in content.split("\t"))
         if not rest:
@@ -196,10 +195,7 @@ def scatter_facts(facts: list[str], sentences: list[str], words: int, rng: rando
 
 
 def place_facts(facts: list[str], depths: list[float], background: list[str]) -> tuple[str, list[float]]:
-    """Return a text of sentences with each fact before the sentence that begins nearest to its depth, and their depths there.
-
-    Depths are shares of the background's words, 0 at its beginning and 1 at its end.
-    """
+    """Return a text with each fact before the sentence nearest to its depth, in words from 0 to 1, and their depths there."""
     begins = [0, *accumulate(len(sentence.split()) for sentence in background)]
     places = [min(range(len(begins)), key=lambda number: abs(begins[number] - depth * begins[-1])) for depth in depths]
     return " ".join(insert_facts(facts, places, background)), [begins[place] / max(begins[-1], 1) for place in places]
@@ -225,7 +221,6 @@ def random_passage(sentences: list[str], words: int, rng: random.Random) -> list
 
 
 def open_background(folder: str | None) -> Folder:
-    """Open ``questions.background``; UserError if it is not a folder."""
     if folder is None or not local_copy(folder).is_dir():
         raise UserError(f"questions.background={folder}: name a folder of novels or other text")
     return Folder(folder, Whitespace(), "questions.background")
@@ -250,7 +245,6 @@ def sentences_of(path: Path) -> list[str]:
 
 @cache
 def prose() -> list[str]:
-    """Return the sentences of Python's help texts."""
     from pydoc_data.topics import topics
 
     return split_sentences("\n".join(topics[name] for name in sorted(topics)))

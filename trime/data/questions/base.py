@@ -36,10 +36,7 @@ SEPARATOR = "\n\n "
 
 
 def prompt_parts(example: Example, order: str = "first") -> tuple[str, str]:
-    """Return the prompt of Attendre section 4 in two parts: as far as the end of the context, and what follows it.
-
-    ``order`` says where the question stands: before the context (first), after it (last), or both.
-    """
+    """Return a prompt (Attendre section 4) up to the context's end and after it; the question comes first, last or both."""
     question, context = f"Question: {example.question}", f"Context: {example.context}"
     before = [] if order == "last" else [question]
     after = [] if order == "first" else [question]
@@ -47,7 +44,6 @@ def prompt_parts(example: Example, order: str = "first") -> tuple[str, str]:
 
 
 def prompt(example: Example, order: str = "first") -> str:
-    """Return the whole prompt of a question."""
     return "".join(prompt_parts(example, order))
 
 

@@ -14,15 +14,12 @@ from trime.memory.slots.eviction.base import EvictionPolicy
 
 
 class Window(NamedTuple):
-    """The contexts of a window, the first ``num_context`` of them not scored, and the vocabulary's mass for the others.
-
-    ``targets``: the tokens whose probability is computed; None: those that followed.
-    """
+    """The contexts of a window, the first ``num_context`` of them not scored, and the vocabulary's mass for the others."""
 
     contexts: Contexts
     num_context: int
     vocabulary: LogMass
-    targets: Int[Tensor, " n"] | None = None
+    targets: Int[Tensor, " n"] | None = None  # the tokens whose probability is computed; None: those that followed
 
     @property
     def scored(self) -> Contexts:
@@ -35,21 +32,17 @@ class Window(NamedTuple):
         return self.scored if self.targets is None else self.scored._replace(token=self.targets)
 
     @property
-    def scored_from(self) -> int:
-        """Return the position in the document of the first scored context."""
+    def scored_from(self) -> int:  # position in the document
         return int(self.contexts.positions.position[self.num_context])
 
 
 class Entries(NamedTuple):
-    """The entries of a memory that contexts see: raw similarities, the tokens that followed, and where they are from.
-
-    ``counts``: for a memory with named experts, the log-count of each entry under each expert, -inf where there is none.
-    """
+    """The entries of a memory that contexts see: raw similarities, the tokens that followed, and where they are from."""
 
     similarity: Float[Tensor, "*n k"]
     token: Int[Tensor, "*n k"]
     source: Int[Tensor, "*n k"]  # position in this text, or number in the datastore
-    counts: Float[Tensor, "*n e k"] | None = None
+    counts: Float[Tensor, "*n e k"] | None = None  # log-count under each expert of a memory that names its experts
 
 
 class StateScope(IntEnum):
@@ -61,40 +54,24 @@ class StateScope(IntEnum):
 
 
 class MemoryTraits:
-    """The properties of a memory at test that a run needs before the memory is opened.
+    """The properties of a memory at test that a run needs before the memory is opened."""
 
-    ``state_scope``: how far the text reaches that is written to the memory, and stays.
-    ``metric``: how entries are compared with a query; None where they are counted instead. Memories that share a softmax must
-    have the same.
-    ``needs_text_order``: windows must come in the order of the text, so that compatibility.sorted_windows is refused.
-    ``is_searched``: entries are found by searching a datastore; the opened memory has ``nearest``.
-    """
-
-    state_scope = StateScope.NONE
-    metric: str | None = None
-    needs_text_order: ClassVar[bool] = False
-    is_searched: ClassVar[bool] = False
+    state_scope = StateScope.NONE  # of the text that is written to the memory, and stays
+    metric: str | None = None  # None: entries are counted; memories that share a softmax have the same
+    needs_text_order: ClassVar[bool] = False  # compatibility.sorted_windows is refused
+    is_searched: ClassVar[bool] = False  # in a datastore; the opened memory has ``nearest``
 
 
 class Memory(MemoryTraits, ABC):
-    """A memory at test. Windows come in stream order; each is queried, then passed to ``write``.
+    """A memory at test. Windows come in stream order; each is queried, then passed to ``write``, which alone changes it."""
 
-    ``mass``, ``experts`` and ``entries`` do not change the memory; ``write`` does.
-
-    ``sizes``: the numbers of entries that one query evaluates, which are the axis s of masses. A memory whose size is tuned
-    takes them as an argument, and its yaml sets it: ``sizes: ${tune.memory_size}``.
-    ``supports_batched_queries``: True: many windows can be queried in one call of ``prefetch``, because results do not
-    depend on the text that was written.
-    ``depends_on_whole_document``: masses depend on the whole document so far, not only on its last contexts.
-    ``expert_names``: the names of the memory's experts; empty: there is one expert for each temperature.
-    ``nearest``: the search of a datastore, whose recall, entries and text are reported; None where nothing is searched.
-    """
-
+    # The numbers of entries that one query evaluates: the axis s of masses. A memory whose size is tuned takes them as an
+    # argument, and its yaml sets it: ``sizes: ${tune.memory_size}``.
     sizes: list[int] = [0]
-    supports_batched_queries = False
-    depends_on_whole_document = False
-    expert_names: list[str] = []
-    nearest: KNNMemory | None = None
+    supports_batched_queries = False  # results do not depend on the text that was written: ``prefetch`` takes many windows
+    depends_on_whole_document = False  # on all of it so far, not only on its last contexts
+    expert_names: list[str] = []  # empty: there is one expert for each temperature
+    nearest: KNNMemory | None = None  # the search of a datastore, whose recall, entries and text are reported
 
     def reset(self) -> None:
         """Forget the text that was read."""

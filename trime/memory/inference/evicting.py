@@ -39,7 +39,6 @@ class EvictingTokenMemory:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
         self.content = Content(None, None, 0)
         self.cached: tuple[int, Content] | None = None  # number of inserted entries and content, as computed last
 
@@ -50,10 +49,8 @@ class EvictingTokenMemory:
         return sum(column.nbytes for column in states[-1].columns) if states else 0
 
     def write(self, contexts: Contexts, overlap: int = 0) -> None:
-        """Update the policies' scores by the attention of a window's contexts, then add the contexts, oldest first.
-
-        The window itself contains the ``overlap`` newest entries. New entries are inserted before the next window is read.
-        """
+        """Update the policies' scores by the attention of a window's contexts, then add the contexts, oldest first."""
+        # Contexts wait until they leave the window, which sees them already: they are inserted before the next one is read.
         states, waiting, inserted = self.content_for(contexts, overlap)
         start = inserted + (0 if waiting is None else len(waiting.token))
         position = start + torch.arange(len(contexts.token), device=contexts.g.device)
@@ -77,28 +74,20 @@ class EvictingTokenMemory:
 
     def content_for(self, query: Contexts, overlap: int) -> Content:
         """Return the content that a query sees: nothing of another document, and the waiting entries that it may see."""
-        waiting = self.content.waiting
-        if (
-            not self.across_documents
-            and waiting is not None
-            and (waiting.positions.document[-1] != query.positions.document[0])
-        ):
-            return Content(None, None, 0)
-        ready = 0 if waiting is None else len(waiting.token) - (0 if self.include_window else overlap)
-        if waiting is None or ready <= 0:
+        states, waiting, inserted = self.content
+        if waiting is None:
             return self.content
-        if self.cached is None or self.cached[0] != ready:
-            self.cached = ready, self.insert(waiting, ready)
-        return self.cached[1]
-
-    def insert(self, waiting: Contexts, ready: int) -> Content:
-        """Return the content with the first ``ready`` of the waiting entries inserted."""
-        columns = to_columns(waiting.take(slice(0, ready)))
-        position = self.content.inserted + torch.arange(ready, device=waiting.g.device)
-        before = self.content.states or [memory.empty(columns) for memory in self.memories]
-        pairs = zip(self.memories, before, strict=True)
-        states = [memory.update(state, columns, position[None]) for memory, state in pairs]
-        return Content(states, waiting.take(slice(ready, None)), self.content.inserted + ready)
+        if not self.across_documents and waiting.positions.document[-1] != query.positions.document[0]:
+            return Content(None, None, 0)
+        ready = len(waiting.token) - (0 if self.include_window else overlap)
+        if ready > 0 and (self.cached is None or self.cached[0] != ready):
+            # Every memory of one window asks with the same overlap: the entries are inserted once, not for each question.
+            columns = to_columns(waiting.take(slice(0, ready)))
+            position = inserted + torch.arange(ready, device=waiting.g.device)[None]
+            pairs = zip(self.memories, states or [memory.empty(columns) for memory in self.memories], strict=True)
+            updated = [memory.update(state, columns, position) for memory, state in pairs]
+            self.cached = ready, Content(updated, waiting.take(slice(ready, None)), inserted + ready)
+        return self.content if ready <= 0 or self.cached is None else self.cached[1]
 
     def observe_attention(
         self, policy: EvictionPolicy, state: MemoryState, query: Contexts, position: Int[Tensor, " n"]

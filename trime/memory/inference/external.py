@@ -23,7 +23,7 @@ class ExternalMemory(Memory):
         self.nearest, self.size, self.metric = nearest, size, nearest.metric
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExternalMemory:
-        """Return a memory of the same datastore, which holds nothing of the text that is read."""
+        """Return a memory of the same datastore: gigabytes that no text changes."""
         return ExternalMemory(self.nearest, self.size)
 
     @property

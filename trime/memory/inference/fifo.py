@@ -29,7 +29,6 @@ class FifoTokenMemory:
         self.contexts: Contexts | None = None
 
     def reset(self) -> None:
-        """Forget everything."""
         self.contexts = None
 
     def write(self, contexts: Contexts, keep_extra: int = 0) -> None:
@@ -39,7 +38,6 @@ class FifoTokenMemory:
 
     @property
     def bytes(self) -> int:
-        """Return the size of all entries in bytes."""
         return 0 if self.contexts is None else self.contexts.bytes
 
     def visible_count(self, overlap: int) -> int:
@@ -56,20 +54,19 @@ class FifoTokenMemory:
 
     def mass(self, query: Contexts, divisor: Float[Tensor, " t"], overlap: int = 0) -> LogMass:
         """Return the mass [s t n] at every size, in order."""
-        count = self.visible_count(overlap)
-        edges = [max(count - size, 0) for size in (0, *self.sizes)]
-        bands = [self.band(query, divisor, low, high) for high, low in pairwise(edges)]
-        return LogMass(
-            torch.stack([band.target for band in bands]).logcumsumexp(0),
-            torch.stack([band.total for band in bands]).logcumsumexp(0),
+        count, bands = self.visible_count(overlap), []
+        # Masses add up: that of a size is that of the smaller size and of the band of entries between them.
+        for high, low in pairwise(max(count - size, 0) for size in (0, *self.sizes)):
+            if self.contexts is None or low >= high:
+                empty = query.g.new_full((len(divisor), len(query.token)), -math.inf)
+                bands.append(LogMass(empty, empty))
+            else:
+                entries = self.contexts.take(slice(low, high))
+                bands.append(blockwise_mass(query, entries, self.visibility, divisor, metric=self.metric))
+        target, total = (
+            torch.stack(parts).logcumsumexp(0) for parts in zip(*((b.target, b.total) for b in bands), strict=True)
         )
-
-    def band(self, query: Contexts, divisor: Tensor, low: int, high: int) -> LogMass:
-        """Return the mass [t n] of the entries ``low`` to ``high``, counted from the oldest."""
-        if self.contexts is None or low >= high:
-            empty = query.g.new_full((len(divisor), len(query.token)), -math.inf)
-            return LogMass(empty, empty)
-        return blockwise_mass(query, self.contexts.take(slice(low, high)), self.visibility, divisor, metric=self.metric)
+        return LogMass(target, total)
 
 
 def check_sizes(sizes: list[int]) -> list[int]:

@@ -34,10 +34,7 @@ class SuffixArray:
 
     @staticmethod
     def build(tokens: np.ndarray, vocabulary: int, offsets: np.ndarray | None = None) -> SuffixArray:
-        """Return the suffix array of a text; it takes seconds for a million tokens, and 9 bytes of memory a token.
-
-        Document i has the tokens from offsets[i] to offsets[i + 1]; without ``offsets``, the text is one document.
-        """
+        """Return the suffix array of a text, of documents at ``offsets`` or of one; 9 bytes of memory a token."""
         from pydivsufsort import divsufsort
 
         after = np.array([len(tokens)]) if offsets is None else offsets[1:]
@@ -58,7 +55,6 @@ class RecentTokens:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all tokens."""
         self.document, self.end, self.tokens = -1, -1, np.zeros(0, np.int64)
 
     def before(self, window: Window) -> np.ndarray:
@@ -124,6 +120,7 @@ class Ngrams(Memory):
 
     def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         experts = self.experts(window, divisor)
+        # A long context counts more than the shorter ones that it contains.
         known = experts.total[0].isfinite().sum(0)  # where a context occurs, its shorter suffixes do too
         longest = (known - 1).clamp(min=0)[None]
         masses = [part[0].gather(0, longest).expand(len(divisor), -1)[None] for part in (experts.target, experts.total)]
@@ -203,7 +200,6 @@ class DocumentNgrams(Ngrams):
         self.clear()
 
     def clear(self) -> None:
-        """Forget the document."""
         self.document, self.tokens = -1, np.zeros(0, np.int64)
         self.keys, self.counts, self.taken = np.zeros(INITIAL_SLOTS, np.uint64), np.zeros(INITIAL_SLOTS, np.int32), 0
 
@@ -218,7 +214,7 @@ class DocumentNgrams(Ngrams):
         """Return the counts, which include the window's earlier tokens; these are then removed until they are written."""
         self.start_document(window)
         of_target, total, added = self.count(window, window.query.token.cpu().numpy().astype(np.int64))
-        np.subtract.at(self.counts, added, 1)
+        np.subtract.at(self.counts, added, 1)  # a slot may have gone up several times
         return of_target, total
 
     def write(self, window: Window) -> None:
@@ -254,6 +250,7 @@ class DocumentNgrams(Ngrams):
         before = self.recent_tokens.before(window) if first else self.tokens
         history = np.concatenate([before, current])
         followers, places = [], np.arange(len(history))
+        # Orders rise: the places of a shorter context are narrowed down to those of the next.
         for number, order in enumerate(self.orders.tolist()):
             matched = 0 if not number else self.orders[number - 1]
             for back in range(matched, min(order, len(history))):

@@ -1,6 +1,6 @@
 """A memory of fixed size, inside a layer or for contexts, whose eviction policy decides which entries are kept.
 
-Each operation takes a state and returns a new one; only ``overwrite`` changes the tensors of the given one. Shapes never
+Each operation takes a state and returns a new one; only ``overwrite`` changes the tensors of the old one. Shapes never
 change: empty slots have position -1 and score -inf, surviving entries keep their slots, new entries fill free slots oldest
 first, and each row can be reset by itself.
 """
@@ -51,7 +51,7 @@ class BoundedMemory:
         return MemoryState(tuple(column.new_zeros(b, m, *column.shape[2:]) for column in columns), ranking)
 
     def reset(self, state: MemoryState, rows: Bool[Tensor, " b"]) -> MemoryState:
-        """Return the state with the given rows emptied and their columns set to zero."""
+        """Return the state with these rows emptied and their columns set to zero."""
         old, slots = state.ranking, rows[:, None]
         ranking = Ranking(
             old.position.masked_fill(slots, -1),
@@ -64,21 +64,19 @@ class BoundedMemory:
 
     def update(self, state: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
         """Return the state with the best of old and new entries; position -1 is no entry."""
-        writes, ranking = self.plan(state.ranking, columns, position)
+        writes, ranking = self.select_slots(state.ranking, columns, position)
         return MemoryState(tuple(map(writes.apply, state.columns, columns)), ranking)
 
     def overwrite(self, state: MemoryState, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> MemoryState:
-        """Return the state that ``update`` returns, written into the tensors of ``state`` at the cost of the new entries alone.
-
-        The same entries may be written to ``state`` again, for the same slots are freed for them.
-        """
-        writes, ranking = self.plan(state.ranking, columns, position)
+        """Return the state that ``update`` returns, written into the tensors of ``state``; only new entries are copied."""
+        writes, ranking = self.select_slots(state.ranking, columns, position)
         return MemoryState(tuple(map(writes.apply_, state.columns, columns)), ranking)
 
     def fit(self, state: MemoryState) -> MemoryState:
         """Return a state of another size as one of this size: its best entries, or all of them and empty slots."""
         old = state.ranking
         score = self.policy.compete(old.position, old.score, self.size)
+        # Entries move to the first slots, in order: a memory of another size has no use for their places.
         kept = keep_mask(old.position, score, self.size, self.policy.newest_first)
         source, empty = first_true(kept, self.size), self.empty(state.columns)
         slot = torch.arange(source.shape[1], device=source.device).expand_as(source)
@@ -86,7 +84,9 @@ class BoundedMemory:
         moved = {name: writes.apply_(getattr(empty.ranking, name), getattr(old, name)) for name in BY_SLOT}
         return MemoryState(tuple(map(writes.apply_, empty.columns, state.columns)), old._replace(**moved))
 
-    def plan(self, old: Ranking, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]) -> tuple[SlotWrites, Ranking]:
+    def select_slots(
+        self, old: Ranking, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]
+    ) -> tuple[SlotWrites, Ranking]:
         """Return which new entries are written to which slots, and the ranking after that."""
         score = self.policy.enter(columns, old, position).masked_fill(position < 0, -torch.inf)
         candidates = torch.cat([old.position, position], 1)
@@ -148,7 +148,7 @@ class SlotWrites(NamedTuple):
         return cls(slot.flatten(), source.flatten(), None) if valid.all() else cls(slot[valid], source[valid], None)
 
     def split(self, parts: int, slots: int, entries: int) -> list[SlotWrites]:
-        """Return the writes to each part of the rows, which has so many slots and new entries."""
+        """Return the writes to each part of the rows, which has this number of slots and of new entries."""
         if self.valid is None:
             counts = torch.bincount(self.source // entries, minlength=parts).tolist()
         else:

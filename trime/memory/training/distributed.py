@@ -11,10 +11,7 @@ from trime.common.types import Contexts, Tensor, TokenPosition
 
 
 def gather_contexts(contexts: Contexts, gradient: bool = True) -> Contexts:
-    """Return the contexts of all processes, in order of ranks; a single process gets ``contexts`` itself.
-
-    ``gradient`` false: no gradient reaches the representations of other processes, as in the published code.
-    """
+    """Return the contexts of all processes, by rank; without ``gradient`` none reaches those of others, as published."""
     if world_size() == 1:
         return contexts
     counts = gather_counts(len(contexts.token), contexts.token.device)
@@ -81,10 +78,8 @@ def as_full_tensor(tensor: Tensor) -> Tensor:
 
 
 def rank_rows(columns: list[list[Tensor]], rank: int, world: int) -> list[Tensor]:
-    """Return a rank's part of each column, of which any number of processes saved parts, in order of ranks.
-
-    A column has the same number of entries for each row of the batch: one, or one for each head, say.
-    """
+    """Return a rank's part of each column, which any number of processes saved in parts by rank."""
+    # A column has as many entries for each row as another: one, or one for each head, say.
     joined = [torch.cat(parts) for parts in columns]
     rows = max(1, min(map(len, joined), default=1))
     first, last = (rows * number // world for number in (rank, rank + 1))
@@ -101,6 +96,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # Every rank's loss depends on these rows: their gradient is the sum over ranks.
         gradient = gradients[0].contiguous().clone()
         distributed.all_reduce(gradient)
         return gradient.split(ctx.counts)[distributed.get_rank()], None

@@ -54,11 +54,7 @@ class InBatch:
         draw: float | None = None,
         progress: float = 1.0,
     ) -> LogMass:
-        """Return the mass [t n] of the batch's contexts for the queries; ``contexts`` are the contexts of this process.
-
-        ``draw``, uniform in [0, 1), is a function of seed and update alone, None in validation; ``progress`` of training runs
-        from 0 to 1.
-        """
+        """Return the mass [t n] of the batch's contexts; ``draw``: uniform in [0, 1) by seed and update, None in validation."""
         memory = gather_contexts(contexts, not self.own_gradient_only)
         if not self.gradient:
             memory = memory._replace(g=memory.g.detach())

@@ -41,24 +41,21 @@ class NearestInBatch:
         progress: float = 1.0,
     ) -> LogMass:
         """Return the mass [t n] of the nearest contexts; ``contexts`` are those of this process. ``draw`` has no effect."""
-        memory = gather_contexts(contexts)
-        blocks = [*slices(len(query.token), ROWS)] or [slice(0, 0)]  # a process may have no rows
-        parts = [self.block(query.take(rows), memory, divisor) for rows in blocks]
-        return LogMass(torch.cat([part.target for part in parts], 1), torch.cat([part.total for part in parts], 1))
-
-    def block(self, query: Contexts, memory: Contexts, divisor: Tensor) -> LogMass:
-        """Return the mass of some queries; the backward pass computes their similarities again."""
-        hidden = ~self.visibility.sees(query.positions, memory.positions)
-        target, total = checkpoint(
-            self.masses, query.g, memory.g, hidden, query.token, memory.token, divisor, use_reentrant=False
-        )
-        return LogMass(target, total)
+        memory, parts = gather_contexts(contexts), []
+        for rows in slices(len(query.token), ROWS) or [slice(0, 0)]:  # a process may have no rows
+            part = query.take(rows)
+            hidden = ~self.visibility.sees(part.positions, memory.positions)
+            inputs = part.g, memory.g, hidden, part.token, memory.token, divisor
+            parts.append(checkpoint(self.masses, *inputs, use_reentrant=False))  # backward computes similarities again
+        targets, totals = zip(*parts, strict=True)
+        return LogMass(torch.cat(targets, 1), torch.cat(totals, 1))
 
     def masses(self, query: Tensor, memory: Tensor, hidden: Tensor, target: Tensor, token: Tensor, divisor: Tensor):  # type: ignore[no-untyped-def]
         """Return the log-masses [t n] of the targets and in all, over the nearest visible contexts."""
         score = similarity(query, memory, self.metric).masked_fill(hidden, -math.inf)
         score, index = score.topk(min(self.k or len(memory), len(memory)), dim=1)
         scaled = score / (divisor * self.temperature)[:, None, None]
+        # Gradient reaches the selected contexts alone: top-k passes it to what it took.
         other = token[index] != target[:, None]
         return safe_logsumexp(scaled.masked_fill(other, -math.inf)), safe_logsumexp(scaled)
 

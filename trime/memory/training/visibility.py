@@ -25,15 +25,12 @@ class Visibility(Protocol):
 
     def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         """Return the mask of entries that each query sees."""
-        ...
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
         """Return true if surely no pair of a tile is visible."""
-        ...
 
     def shows_all(self, query: Extent, memory: Extent) -> bool:
         """Return true if surely all pairs of a tile are visible."""
-        ...
 
 
 def disjoint(one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -47,12 +44,10 @@ def same_value(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def same(one: Int[Tensor, " n"], other: Int[Tensor, " m"]) -> Bool[Tensor, "n m"]:
-    """Return the mask of pairs of equal numbers."""
     return one[:, None] == other[None, :]
 
 
 def earlier(query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
-    """Return the mask of entries at an earlier position than the query's."""
     return memory.position[None, :] < query.position[:, None]
 
 
@@ -128,8 +123,7 @@ class Everything:
     """Every entry, as in a memory that holds earlier windows alone."""
 
     def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
-        shape = len(query.segment), len(memory.segment)
-        return query.segment.new_ones(1, 1).bool().expand(shape)
+        return query.segment.new_ones(1, 1).bool().expand(len(query.segment), len(memory.segment))
 
     def rules_out(self, query: Extent, memory: Extent) -> bool:
         return False

@@ -23,7 +23,7 @@ KEYS = ("g", "f")
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of queries to given keys and values."""
+    """Multi-head attention to keys and values from elsewhere: another sequence, or a cache."""
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
@@ -37,8 +37,7 @@ class CrossAttention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def keys(self, x: Float[Tensor, "b m d"]) -> Float[Tensor, "2 b h m e"]:
-        """Return keys and values."""
-        return split_heads(self.kv_proj(x), 2, self.heads)
+        return split_heads(self.kv_proj(x), 2, self.heads)  # keys and values
 
     def forward(
         self,
@@ -47,7 +46,6 @@ class CrossAttention(nn.Module):
         mask: Bool[Tensor, "b 1 #l m"] | None = None,
         causal: bool = False,
     ) -> Float[Tensor, "b l d"]:
-        """Return attended values."""
         (query,) = split_heads(self.q_proj(x), 1, self.heads)
         dropout = self.dropout if self.training else 0.0
         attended = fused_attention(query, keys[0], keys[1], mask, dropout, causal)
@@ -62,11 +60,9 @@ class ResidualLayer(nn.Module):
         self.norm_first, self.dropout = norm_first, nn.Dropout(dropout)
 
     def sublayer_input(self, norm: nn.Module, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
-        """Return the input of a sublayer from the residual stream x."""
         return norm(x) if self.norm_first else x
 
     def add(self, norm: nn.Module, x: Float[Tensor, "b l d"], output: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
-        """Return the residual stream after a sublayer."""
         x = x + self.dropout(output)
         return x if self.norm_first else norm(x)
 
@@ -103,10 +99,7 @@ class DecoderLayer(ResidualLayer):
         source: Float[Tensor, "2 b h s e"],
         is_token: Bool[Tensor, "b 1 1 s"],
     ) -> tuple[Float[Tensor, "n l d"], Float[Tensor, "n l d"], Tensor]:
-        """Return the output, g, and the keys and values of all tokens so far; ``cache`` holds those of earlier tokens.
-
-        Every source has n/b rows, which stand next to each other.
-        """
+        """Return the output, g, and the keys and values of all tokens so far; ``cache`` holds those of earlier tokens."""
         inputs = self.sublayer_input(self.attention_norm, x)
         keys = self.attention.keys(inputs)
         keys = keys if cache is None else torch.cat([cache, keys], 3)
@@ -124,7 +117,6 @@ class EncodedSource(NamedTuple):
     is_token: Bool[Tensor, "b 1 1 s"]
 
     def take(self, rows: Tensor) -> EncodedSource:
-        """Return some of its rows."""
         return EncodedSource(tuple(layer[:, rows] for layer in self.keys), self.is_token[rows])
 
 
@@ -190,10 +182,8 @@ class EncoderDecoder(nn.Module):
     def step(
         self, source: EncodedSource, tokens: Int[Tensor, "n l"], cache: DecoderCache | None
     ) -> tuple[Encoding, DecoderCache]:
-        """Encode the next tokens of each row: all at once, or one at a time with the ``cache`` of earlier ones.
-
-        Every source has as many rows as the beam has hypotheses, which stand next to each other.
-        """
+        """Encode the next tokens of each row: all at once, or one at a time with the ``cache`` of earlier ones."""
+        # The n rows are n/b hypotheses of each of b sources, side by side: a source is encoded once.
         x = g = self.embed(self.embedding, tokens, cache[0].shape[3] if cache else 0)
         new_cache = []
         for number, layer in enumerate(self.decoder):

@@ -36,11 +36,9 @@ GATES = ("bias", "content")
 
 
 class KeyValueState(NamedTuple):
-    """The entries, and those of the last segment, which are inserted when the next one is read.
+    """The entries, and those of the last segment, which are inserted when the next one is read."""
 
-    They are then written into the entries' tensors in place: a state may be read again until the next state has been read.
-    """
-
+    # Written in place when the next segment is read: a state may be read again until the state after it has been read.
     entries: MemoryState
     pending: tuple[Tensor, Tensor]  # keys and values [b h l d] of the last segment
     position: Int[Tensor, "b l"]
@@ -111,7 +109,6 @@ class KeyValueMemory(nn.Module):
         )
 
     def reset(self, state: KeyValueState, rows: Bool[Tensor, " b"]) -> KeyValueState:
-        """Return the memory with the chosen batch rows cleared."""
         entries = self.memory.reset(state.entries, self.expand_rows(rows))
         return state._replace(entries=entries, position=state.position.masked_fill(rows[:, None], -1))
 
@@ -177,15 +174,11 @@ class KeyValueMemory(nn.Module):
         self, query: Float[Tensor, "b h l d"], entries: MemoryState, observing: Float[Tensor, "b h s d"]
     ) -> tuple[Float[Tensor, "r g l d"], Table, SearchKeys]:
         """Return queries for the memory's rows, the table of entries, and the keys to search."""
-        key, value = entries.columns
-        table = Table(key, value, entries.ranking.position >= 0)
+        table = Table(entries.columns[0], entries.columns[1], entries.ranking.position >= 0)
         queries, observing = (x.flatten(0, 1)[:, None] if self.per_head else x for x in (query, observing))
-        approximate = observing.shape[2] and self.memory.size > self.candidates
-        return (
-            queries,
-            table,
-            select_candidates(table, observing, self.top_k, self.candidates) if approximate else all_keys(table),
-        )
+        if not observing.shape[2] or self.memory.size <= self.candidates:
+            return queries, table, all_keys(table)
+        return queries, table, select_candidates(table, observing, self.top_k, self.candidates)
 
     @torch.no_grad()
     def attention_traces(
@@ -205,7 +198,7 @@ class KeyValueMemory(nn.Module):
         self, query: Float[Tensor, "r h l d"], table: Table, keys: SearchKeys, on_scores: ScoreCallback | None = None
     ) -> TopK:
         """Return the ``top_k`` best entries of each query."""
-        if self.key_indexes is not None:
+        if self.key_indexes is not None:  # keys change in training, so that each mode has an index of its own
             return self.key_indexes[self.training].search(query, table, self.top_k)
         return search(query, keys, self.top_k, self.top, on_scores)
 
@@ -214,11 +207,8 @@ class KeyValueMemory(nn.Module):
     ) -> KeyValueState:
         """Return the state with a segment's queries, keys and values, detached; keys and values are pending."""
         query, key, value = (part.detach() for part in segment)
-        observing = (
-            query[:, :, :: max(1, -(-query.shape[2] // self.observation_queries))]
-            if self.observation_queries
-            else query[:, :, :0]
-        )
+        count = self.observation_queries
+        observing = query[:, :, :: max(1, -(-query.shape[2] // count))] if count else query[:, :, :0]
         return KeyValueState(entries, (key, value), position, observing)
 
 
@@ -249,30 +239,26 @@ class IVFKeyIndex:
         return TopK(slot, product)
 
     def refresh(self, table: Table) -> None:
-        """Update every index to the table's present keys."""
+        """Update every index to the table's present keys; the slots of a row are filled from the first one on."""
         tag = table.key[..., 0].float().masked_fill(~table.filled[..., None], torch.nan)
         if self.tag is None or self.tag.shape != tag.shape:
             self.tag, self.indexes, self.written = torch.full_like(tag, torch.nan), {}, {}
+        # A slot was overwritten if the first number of its key differs: cheaper than to compare whole keys.
         changed, self.tag = (tag != self.tag) & table.filled[..., None], tag
-        for row, count in enumerate(table.filled.sum(1).tolist()):
-            for head in range(tag.shape[2]):
-                self.refresh_index(row, head, table.key[row, :count, head], changed[row, :, head])
-
-    def refresh_index(self, row: int, head: int, key: Float[Tensor, "n d"], changed: Tensor) -> None:
-        """Update the index of a row and head, whose slots are filled from the first one on."""
-        row_head, size = (row, head), len(changed)
-        slots = changed[: len(key)].nonzero().squeeze(1)
-        index, written = self.indexes.pop(row_head, None), self.written.get(row_head, 0) + len(slots)
-        if index is None or len(key) < index.ntotal or written > size:
-            index, written = self.build_index(key, size), 0
-        elif len(slots):
-            overwritten = slots[slots < index.ntotal]
-            if len(overwritten):
-                index.update_vectors(overwritten.cpu().numpy(), to_numpy(key[overwritten]))
-            if len(key) > index.ntotal:
-                index.add(to_numpy(key[index.ntotal :]))
-        if index is not None:
-            self.indexes[row_head], self.written[row_head] = index, written
+        for (row, count), head in itertools.product(enumerate(table.filled.sum(1).tolist()), range(tag.shape[2])):
+            key, row_head, size = table.key[row, :count, head], (row, head), tag.shape[1]
+            slots = changed[row, :count, head].nonzero().squeeze(1)
+            index, written = self.indexes.pop(row_head, None), self.written.get(row_head, 0) + len(slots)
+            if index is None or count < index.ntotal or written > size:
+                index, written = self.build_index(key, size), 0
+            elif len(slots):
+                overwritten = slots[slots < index.ntotal]
+                if len(overwritten):
+                    index.update_vectors(overwritten.cpu().numpy(), to_numpy(key[overwritten]))
+                if count > index.ntotal:
+                    index.add(to_numpy(key[index.ntotal :]))
+            if index is not None:
+                self.indexes[row_head], self.written[row_head] = index, written
 
     def build_index(self, key: Float[Tensor, "n d"], size: int) -> Any:
         """Return a new index for a memory of ``size`` entries; None where there are too few keys: the search is then exact."""
@@ -291,5 +277,4 @@ class IVFKeyIndex:
 
 
 def to_numpy(key: Float[Tensor, "n d"]) -> Any:
-    """Return keys as the float32 array that FAISS expects."""
-    return key.float().cpu().contiguous().numpy()
+    return key.float().cpu().contiguous().numpy()  # FAISS takes float32 only

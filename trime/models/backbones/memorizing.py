@@ -32,16 +32,12 @@ from trime.models.layers.sliding import Cache, RelativeBias, SlidingWindow, slid
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Options of the official layer that this package's differs in: RMS norms, no biases, normalized queries and keys.
-
-    ``normalize``: queries and keys have length 1, and each head has a learned scale instead of 1/sqrt(d).
-    ``head_width``: width of queries, keys and values; None: the model's width divided by the number of heads.
-    """
+    """Options of the official layer that this package's differs in: RMS norms, no biases, normalized queries and keys."""
 
     norm: str = "layer"
     biases: bool = True
-    normalize: bool = False
-    head_width: int | None = None
+    normalize: bool = False  # queries and keys to length 1; each head then learns a scale instead of 1/sqrt(d)
+    head_width: int | None = None  # of queries, keys and values; None: the model's width / heads
 
 
 class AttentionState(NamedTuple):
@@ -71,6 +67,7 @@ class KNNAttention(nn.Module):
         self.qkv_proj = nn.Linear(width, 3 * heads * d, bias=config.biases)  # query, key, value
         self.out_proj = nn.Linear(heads * d, width, bias=config.biases)
         self.bias = RelativeBias(heads)
+        # Normalized products lie in [-1, 1]: a learned scale makes the softmax sharp again.
         self.scale = nn.Parameter(torch.full((heads,), d**0.5)) if config.normalize else None
         for part in self.qkv_proj.weight.chunk(3):
             nn.init.xavier_uniform_(part, gain=2**-0.5)
@@ -79,28 +76,23 @@ class KNNAttention(nn.Module):
             nn.init.zeros_(self.out_proj.bias)
 
     def initial_state(self, rows: int) -> AttentionState:
-        """Return the state of rows that have read nothing."""
         weight = self.out_proj.weight
         like = unsharded_zeros(weight, rows, self.heads, 0, weight.shape[1] // self.heads)
-        return AttentionState(
-            Cache.empty(like, self.window.length), () if self.memory is None else (self.memory.initial_state(like),)
-        )
+        memory = () if self.memory is None else (self.memory.initial_state(like),)
+        return AttentionState(Cache.empty(like, self.window.length), memory)
 
     def reset(self, state: AttentionState, rows: Bool[Tensor, " b"]) -> AttentionState:
-        """Return the state with the chosen rows cleared."""
         memory = () if self.memory is None else (self.memory.reset(state.memory[0], rows),)
         return AttentionState(state.cache.reset(rows), memory)
 
     def forward(
         self, x: Float[Tensor, "b l d"], state: AttentionState, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b l d"], AttentionState]:
-        """Return attended values, and the new state."""
         attended, state = self.attend(x, self.project(x), state, position)
         return self.out_proj(attended.transpose(1, 2).flatten(2)), state
 
     def project(self, x: Float[Tensor, "b l d"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values [b h l d]."""
-        query, key, value = split_heads(self.qkv_proj(x), 3, self.heads)
+        query, key, value = split_heads(self.qkv_proj(x), 3, self.heads)  # [b h l d] each
         return query, key, value
 
     def attend(
@@ -110,24 +102,24 @@ class KNNAttention(nn.Module):
         state: AttentionState,
         position: Int[Tensor, "b l"],
     ) -> tuple[Float[Tensor, "b h l d"], AttentionState]:
-        """Return attended values for given queries, keys and values, and the new state; a content gate reads ``x``."""
+        """Return attended values of queries, keys and values, and the new state; a content gate reads ``x``."""
         query, key, value = projections
         (query, key), scale = self.normalize_and_scale(query, key)
         dropout = self.dropout if self.training else 0.0
         attended = sliding_attention(query, (key, value), state.cache, (self.bias, scale), self.window, dropout)
-        memory = state.memory
+        remembers = state.memory
         if self.memory is not None:
+            (memory,) = state.memory
             with torch.autocast(x.device.type, enabled=False):  # rounded scores would not be in order
-                memory_query = query.to(memory[0].entries.columns[0].dtype)
-                remembered, entries = self.memory.read(memory_query, memory[0], position)
-            memory = (self.memory.write(entries, (memory_query, key, value), position),)
+                memory_query = query.to(memory.entries.columns[0].dtype)
+                remembered, entries = self.memory.read(memory_query, memory, position)
+            remembers = (self.memory.write(entries, (memory_query, key, value), position),)
             gate = self.memory.gate(x).to(attended.dtype)
             if self.attention_traces is not None:
-                self.attention_traces[:] = self.memory.attention_traces(
-                    memory_query[:, :, -1:], state.memory[0], entries, gate[:, :, -1:]
-                )
+                last = memory_query[:, :, -1:], memory, entries, gate[:, :, -1:]
+                self.attention_traces[:] = self.memory.attention_traces(*last)
             attended = torch.lerp(attended, remembered.to(attended.dtype), gate.expand_as(attended))
-        return attended, AttentionState(state.cache.append(key, value), memory)
+        return attended, AttentionState(state.cache.append(key, value), remembers)
 
     def normalize_and_scale(self, query: Tensor, key: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """Return scaled queries, keys, and the scale of the position bias."""
@@ -164,12 +156,9 @@ def memorizing_transformer(
     memory_layers: list[int] | None = None,
     pad: int | None = None,
 ) -> StatefulBackbone:
-    """Build the Memorizing Transformer: layers over a sliding window, without absolute positions, some with a memory.
-
-    ``memory`` builds a layer's memory from its heads and width. ``memory_layers`` counts from 0; None: a single layer at three
-    quarters of the depth (the 9th of 12).
-    """
+    """Build the Memorizing Transformer; ``memory`` builds that of a layer, in ``memory_layers`` (from 0; None: one at 3/4)."""
     refuse_padding(pad)
+    # The 9th of 12, as in the paper.
     chosen = [math.ceil(layers * 3 / 4) - 1] if memory_layers is None else memory_layers
     if not isinstance(chosen, list) or attention.norm not in NORMS or window.length < 1:
         raise ValueError(

@@ -57,23 +57,21 @@ class SruLayer(nn.Module):
         self.out_proj = nn.Linear(inner, 3 * width, bias=False)
         for layer in (self.q_proj, self.kv_proj, self.out_proj):
             nn.init.xavier_uniform_(layer.weight)
+        # Dropout scales its input up: the projection's outputs keep their variance.
         self.out_proj.weight.data *= math.sqrt(1 - dropout)
         self.alpha = nn.Parameter(torch.zeros(1))
         self.weight = nn.Parameter(torch.empty(2, width).uniform_(-math.sqrt(1.5), math.sqrt(1.5)))
         self.bias = nn.Parameter(torch.tensor([[0.0], [HIGHWAY_BIAS]]).repeat(1, width))
 
     def initial_state(self, rows: int) -> SruState:
-        """Return a zero state and an empty cache."""
         no_states = unsharded_zeros(self.weight, rows, 0, self.weight.shape[1])
         return SruState(unsharded_zeros(self.weight, rows, self.weight.shape[1]), self.cache.empty((no_states,)))
 
     def reset(self, state: SruState, rows: Bool[Tensor, " b"]) -> SruState:
-        """Return the state with the chosen rows cleared."""
         return SruState(state.cell.masked_fill(rows[:, None], 0), self.cache.reset(state.cache, rows))
 
     def training_metrics(self) -> dict[str, Tensor]:
-        """Return alpha, the weight of attention."""
-        return {"alpha": as_full_tensor(self.alpha.detach()).squeeze(0)}
+        return {"alpha": as_full_tensor(self.alpha.detach()).squeeze(0)}  # the weight of attention
 
     def forward(
         self, x: Float[Tensor, "b l d"], state: SruState, position: Int[Tensor, "b l"]
@@ -114,10 +112,7 @@ def srupp(
     final_norm: bool = False,
     pad: int | None = None,
 ) -> StatefulBackbone:
-    """Build SRU++: ``layers`` layers whose attention has width ``inner`` and whose caches are like ``memory``.
-
-    As published, there is no final norm by default and embeddings are not scaled. ``inner_dropout`` is for attention weights.
-    """
+    """Build SRU++ with attention of width ``inner`` and caches like ``memory``; as published, embeddings are not scaled."""
     refuse_padding(pad)
     sizes = (embedding.width, inner, heads, dropout, inner_dropout)
     sru_layers = [SruLayer(*sizes, memory, number == layers - 1) for number in range(layers)]
@@ -133,13 +128,10 @@ def recurrence(
     mask: Float[Tensor, "b d"],
     start: Float[Tensor, "b d"],
 ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
-    """Return h and c of all steps; ``u`` is u0, u1 and u2 concatenated (e = 3d), ``start`` is c before the first step.
-
-    ``mask`` is the dropout mask of the highway, the same at all steps. In float32 (half precision is converted to it) no
-    gradient flows into ``start``, nor into u through the returned c: states are kept without gradient.
-    """
+    """Return h and c of all steps of u = u0, u1, u2 side by side (e = 3d) after ``start``; ``mask``: dropout of the highway."""
     if u.dtype == torch.float64 or u.device.type not in ("cpu", "cuda"):
         return by_steps(u, x, weight, bias, mask, start)
+    # The kernels compute in float32, and no gradient of theirs reaches ``start`` or comes through c: states are detached.
     inputs = (part.float().contiguous() for part in (u, x, weight, bias, mask, start))
     h, c = Recurrence.apply(*inputs)
     return h.to(x.dtype), c
@@ -180,7 +172,6 @@ class Recurrence(torch.autograd.Function):
 
 
 def kernels(u: Tensor) -> Any:
-    """Return the module of kernels for a tensor's device."""
     if u.device.type == "cpu":
         return srupp_cpu
     from trime.models.backbones import srupp_cuda  # triton is installed with torch for CUDA only

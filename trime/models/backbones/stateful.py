@@ -99,13 +99,11 @@ class StatefulBackbone(nn.Module):
         return [getattr(layer, "attention", layer) for layer in layers]
 
     def initial_state(self, rows: int) -> State:
-        """Return the state of rows that have read nothing."""
         device = next(self.parameters()).device
         layers = tuple(attention.initial_state(rows) for attention in self.attentions)
         return State(layers, torch.zeros(rows, dtype=torch.long, device=device))
 
     def reset(self, state: State, rows: Bool[Tensor, " b"]) -> State:
-        """Return the state with the chosen rows cleared."""
         if not rows.any():
             return state
         pairs = zip(self.attentions, state.layers, strict=True)
@@ -187,12 +185,10 @@ def update_cache(
     logits: Tensor | None,
     slot: Tensor,
 ) -> MemoryState:
-    """Return the cache after inserting the segment, detached.
-
-    ``logits`` [b h l k] update the scores of an eviction policy that goes by attention.
-    """
+    """Return the cache with the segment, detached; a policy that goes by attention learns from ``logits`` [b h l k]."""
     policy, size = cache.policy, slot.shape[1]
     if policy.uses_attention and logits is not None:
+        # Logits are in order of position, the policy's entries in order of slots.
         score = torch.full_like(logits[..., :size], -torch.inf)
         score = score.scatter(-1, slot[:, None, None].expand_as(score), logits[..., :size].detach())
         summary = policy.observe(policy.begin(state.ranking), AttentionBlock(score, position))

@@ -48,21 +48,17 @@ class RelativeAttention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def initial_state(self, rows: int) -> MemoryState:
-        """Return an empty cache."""
         return self.cache.empty((unsharded_zeros(self.out_proj.weight, rows, 0, self.out_proj.weight.shape[0]),))
 
     def reset(self, state: MemoryState, rows: Bool[Tensor, " b"]) -> MemoryState:
-        """Return the cache with the chosen rows cleared."""
         return self.cache.reset(state, rows)
 
     def training_metrics(self) -> dict[str, Tensor]:
-        """Return no metrics."""
         return {}
 
     def forward(
         self, x: Float[Tensor, "b l d"], state: MemoryState, position: Int[Tensor, "b l"]
     ) -> tuple[Float[Tensor, "b l d"], MemoryState]:
-        """Return attended values, and the cache with this segment."""
         context = concat_cache(state, x, position)
         key, value = split_heads(self.kv_proj(context.states), 2, self.heads)
         (query,) = split_heads(self.q_proj(x), 1, self.heads)
@@ -106,6 +102,7 @@ def transformer_xl(
     """Build Transformer-XL: ``layers`` layers whose caches are like ``memory``; distances are capped at ``longest``."""
     refuse_padding(pad)
     if memory.policy.keeps_newest:
+        # A window never sees farther than this, so that no distance needs a cap.
         longest = max(longest, memory.size + positions)
     built = []
     for _ in range(layers):

@@ -16,11 +16,7 @@ MATH_MAX_KEYS = 256  # keys up to which whole attention matrices are faster with
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention to a row's own and earlier positions (Vaswani et al. 2017).
-
-    Padding follows a row's tokens, so that the causal mask hides it from every token; ``padding`` hides padding from
-    itself as well.
-    """
+    """Multi-head attention to a row's own and earlier positions (Vaswani et al. 2017); ``padding`` is hidden."""
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0):
         super().__init__()
@@ -34,11 +30,10 @@ class CausalAttention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l d"]:
-        """Return attended values."""
         query, key, value = split_heads(self.qkv_proj(x), 3, self.heads)
         dropout = self.dropout if self.training else 0.0
         mask = None
-        if padding is not None:
+        if padding is not None:  # it follows a row's tokens, which do not see it anyway: hidden from itself too
             length = padding.shape[1]
             # The first position stays visible, so that no row of the softmax is empty.
             hidden = padding & (torch.arange(length, device=padding.device) > 0)
@@ -62,9 +57,8 @@ def fused_attention(
     scale: float | None = None,
 ) -> Float[Tensor, "... l e"]:
     """Return softmax(q k^T / sqrt(e)) v by the faster of PyTorch's implementations; arguments are those of its function."""
-    use_math = (
-        query.device.type == "cpu" and key.shape[-2] <= MATH_MAX_KEYS and torch.get_float32_matmul_precision() == "medium"
-    )
+    on_cpu, allows_bfloat16 = query.device.type == "cpu", torch.get_float32_matmul_precision() == "medium"
+    use_math = on_cpu and key.shape[-2] <= MATH_MAX_KEYS and allows_bfloat16  # oneDNN then multiplies whole matrices faster
     with sdpa_kernel(SDPBackend.MATH) if use_math else nullcontext():
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal, scale=scale)
 
@@ -87,13 +81,10 @@ def feed_forward(width: int, inner: int, dropout: float, biases: bool = True) ->
 
 
 class AttentionTrace(NamedTuple):
-    """The attention of each row's last query to a memory, averaged over heads and layers, with the entries' positions.
-
-    Entries of several heads or layers stand one after another; position -1 marks an empty slot.
-    """
+    """The attention of each row's last query to a memory, averaged over heads and layers, whose entries stand side by side."""
 
     share: Float[Tensor, "b m"]
-    position: Int[Tensor, "b m"]
+    position: Int[Tensor, "b m"]  # -1: an empty slot
 
     def top(self, count: int) -> list[tuple[float, int]]:
         """Return (share, position) of the ``count`` positions with the largest shares in the first row."""

@@ -13,10 +13,7 @@ from trime.common.types import Float, Int, Tensor
 
 
 def band_edges(cutoffs: list[int], vocabulary: int) -> list[tuple[int, int]]:
-    """Return the bands [low, high) of a vocabulary sorted by frequency; cutoffs at or above its size are dropped.
-
-    ValueError where cutoffs are not positive and rising.
-    """
+    """Return the bands [low, high) of a vocabulary sorted by frequency; ValueError unless cutoffs are positive and rising."""
     if sorted(set(cutoffs)) != list(cutoffs) or any(cutoff <= 0 for cutoff in cutoffs):
         raise ValueError(f"cutoffs={list(cutoffs)} must be positive and rising: correct model.embedding.cutoffs")
     edges = [0, *(cutoff for cutoff in cutoffs if cutoff < vocabulary), vocabulary]
@@ -39,7 +36,7 @@ class AdaptiveInput(nn.Module):
         if min(dims) < 1:
             raise ValueError(f"width={width} leaves no room for {len(dims)} bands at factor={factor}: use fewer cutoffs")
         sizes = [high - low for low, high in self.bands]
-        self.tables = nn.ParameterList(normal_table(n, dim) for n, dim in zip(sizes, dims, strict=True))
+        self.tables = nn.ParameterList(torch.randn(n, dim) * dim**-0.5 for n, dim in zip(sizes, dims, strict=True))
         if pad is not None:
             self.tables[0].data[pad] = 0
         self.projections = nn.ParameterList(nn.init.xavier_uniform_(torch.empty(width, dim)) for dim in dims)
@@ -56,31 +53,22 @@ class AdaptiveInput(nn.Module):
         return out.view(*tokens.shape, self.width)
 
 
-def normal_table(rows: int, dim: int) -> Float[Tensor, "v e"]:
-    """Return a table drawn from N(0, 1 / dim)."""
-    return torch.randn(rows, dim) * dim**-0.5
-
-
 class PlainInput(nn.Module):
     """A single embedding table; ``pad`` as in AdaptiveInput."""
 
     def __init__(self, vocabulary: int, width: int, pad: int | None = None):
         super().__init__()
         self.vocabulary, self.width = vocabulary, width
-        self.table = nn.Embedding(vocabulary, width, pad, _weight=normal_table(vocabulary, width))
+        self.table = nn.Embedding(vocabulary, width, pad, _weight=torch.randn(vocabulary, width) * width**-0.5)
         if pad is not None:
             self.table.weight.data[pad] = 0
 
     def forward(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
-        """Return the embeddings of tokens, unscaled."""
-        return self.table(tokens)
+        return self.table(tokens)  # unscaled
 
 
 def sinusoids(length: int, width: int, first: int) -> Float[Tensor, "l d"]:
-    """Return sinusoids of positions first, first+1, ...: all sines, then all cosines.
-
-    The frequencies are exp(-k ln 10^4 / (d/2 - 1)).
-    """
+    """Return sines, then cosines, of positions from ``first`` on; frequencies exp(-k ln 10^4 / (d/2 - 1)), as fairseq's."""
     half = width // 2
     frequency = torch.exp(torch.arange(half) * -(math.log(10_000) / max(half - 1, 1)))
     angle = torch.arange(first, first + length)[:, None] * frequency

@@ -26,10 +26,8 @@ CUDA_LOGITS_PER_BLOCK = 2**26  # there, each block costs about a millisecond of 
 def in_blocks(
     function: Callable[..., tuple[Tensor, Tensor]], width: int, rows: Tensor, index: Tensor, *weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return ``function(rows, index, *weights)``, computed in blocks of rows; it draws nothing at random.
-
-    ``width`` is the number of logits per row.
-    """
+    """Return ``function(rows, index, *weights)`` block by block; ``width`` is the number of logits per row."""
+    # No [n, v] tensor is kept: checkpoints compute the logits again for the gradient.
     size = max(1, (CUDA_LOGITS_PER_BLOCK if rows.is_cuda else LOGITS_PER_BLOCK) // max(width, 1))
     if len(rows) <= size:
         return function(rows, index, *weights)
@@ -84,7 +82,7 @@ class AdaptiveSoftmax(nn.Module):
         self.classes = nn.Parameter(torch.empty(len(self.bands) - 1, embedding.width))
         if len(self.bands) > 1:
             nn.init.xavier_uniform_(self.classes)
-        self.tied, self.is_sharded = tied_projections, False  # FSDP needs a gradient of every weight on every device
+        self.tied, self.is_sharded = tied_projections, False  # by FSDP
         self.projections = embedding.projections
         if not tied_projections:
             empty = (torch.empty(table.shape[1], embedding.width) for table in self.tables[1:])
@@ -112,6 +110,7 @@ class AdaptiveSoftmax(nn.Module):
             if self.dropped_in_band:
                 member &= target != low + 1
             inside = member.nonzero().squeeze(1)
+            # FSDP needs a gradient of every weight on every device, though no target may lie in this band.
             if len(inside) or self.is_sharded:
                 tail = self.project(band, f[inside])
                 tail_logit, tail_total = in_blocks(project_and_pick, high - low, tail, target[inside] - low, self.tables[band])

@@ -22,14 +22,11 @@ FEW = 8  # queries, as of generated tokens, whose products would cost less than 
 
 @dataclass(frozen=True)
 class Rotary:
-    """A model's rotation: pairs of a head's numbers, in halves (Llama, NeoX) or interleaved, at these frequencies.
+    """A model's rotation: pairs of a head's numbers, in halves (Llama, NeoX) or interleaved, at these frequencies."""
 
-    Numbers of a head beyond twice the number of frequencies are not rotated. ``scale`` multiplies what is rotated.
-    """
-
-    frequency: Float[Tensor, " w"]
+    frequency: Float[Tensor, " w"]  # numbers of a head beyond 2 w are not rotated
     interleaved: bool = False
-    scale: float = 1.0
+    scale: float = 1.0  # multiplies what is rotated
 
     @classmethod
     def of(cls, width: int, base: float = 10000.0, interleaved: bool = False) -> Rotary:
@@ -60,14 +57,12 @@ def ntk_aware(rotary: Rotary, factor: float) -> Rotary:
 
 
 def yarn(rotary: Rotary, factor: float, longest: int, slow: float = 1.0, fast: float = 32.0) -> Rotary:
-    """Return the rotation of YaRN (Peng et al. 2023, Eq. 18 to 22), for a model trained on ``longest`` positions.
-
-    Frequencies with fewer than ``slow`` turns over ``longest`` positions are interpolated, those with more than ``fast`` turns
-    are kept, and the logits are multiplied by (0.1 ln factor + 1)^2.
-    """
+    """Return the rotation of YaRN (Peng et al. 2023, Eq. 18 to 22), for a model trained on ``longest`` positions."""
+    # Frequencies of fewer than ``slow`` turns are interpolated, of more than ``fast`` kept.
     turns = longest * rotary.frequency / (2 * math.pi)
     ramp = ((turns - slow) / (fast - slow)).clamp(0, 1)
     frequency = (1 - ramp) * rotary.frequency / factor + ramp * rotary.frequency
+    # Queries and keys are both scaled: logits grow by (0.1 ln factor + 1)^2.
     return replace(rotary, frequency=frequency, scale=rotary.scale * (0.1 * math.log(factor) + 1))
 
 
@@ -121,10 +116,7 @@ class RotaryScore:
         return key, key if self.stored_rotated else self.rotary.rotate(key, of)
 
     def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
-        """Return scores [b h q m] of queries [b q h d] at positions ``at`` and stored keys at positions ``of``.
-
-        Keys may also be given as they are, [b m g d] before rotation.
-        """
+        """Return scores [b h q m] of queries [b q h d] at positions ``at`` and keys at ``of``, stored or before rotation."""
         key, rotated = self.unpack(key, of, query.shape[-1])
         result = dot_products(self.rotary.rotate(query, at), rotated)
         if self.longest is None:
@@ -140,14 +132,12 @@ class RotaryScore:
     def causal_parts(
         self, query: Float[Tensor, "b q h d"], at: Int[Tensor, "b q"], key: Float[Tensor, "b m g s"], of: Int[Tensor, "b m"]
     ) -> tuple[Float[Tensor, "b h q m"], Float[Tensor, "b h q m"] | None]:
-        """Return the scores at the true distances and those at ``longest``, which count beyond it; None: nothing lies there.
-
-        Scores that do not count may be any number: of keys that follow their query, or that the other distance is for.
-        """
+        """Return the scores at the true distances and those at ``longest``, which count beyond it; None: nothing lies there."""
         key, rotated = self.unpack(key, of, query.shape[-1])
         turned = self.rotary.rotate(query, at)
         if self.longest is None or not at.shape[1]:  # no query: all of a step wait
             return dot_products(turned, rotated), None
+        # Scores that do not count need not be computed: of later keys, or those that the other distance is for.
         beyond = (of >= 0) & (at.amax(1, keepdim=True) - of > self.longest)
         if not bool(beyond.any()):
             return dot_products(turned, rotated), None
@@ -162,6 +152,6 @@ class RotaryScore:
         at = torch.full((len(query), 1), distance, device=query.device)  # of all queries
         if self.stored_rotated:
             origin = replace(self.rotary, scale=1.0).rotate(key, -of)
-        else:
+        else:  # a rotation to position 0 only scales
             origin = key if self.rotary.scale == 1 else self.rotary.rotate(key, torch.zeros_like(of))
         return dot_products(self.rotary.rotate(query, at), origin, needed)

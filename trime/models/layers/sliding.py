@@ -14,12 +14,10 @@ from trime.models.layers.attention import fused_attention
 
 @cache
 def bucket_edges(buckets: int, max_distance: int) -> list[int]:
-    """Return the smallest distance of each bucket but the first: consecutive up to half of them, then logarithmic.
-
-    Computed in integers, because floating-point logarithms put powers of two into the bucket below.
-    """
+    """Return the smallest distance of each bucket but the first: consecutive up to half of them, then logarithmic."""
     exact = buckets // 2
     coarse = buckets - exact
+    # In whole numbers: logarithms in floating point put powers of two into the bucket below.
     edges, distance = list(range(1, exact + 1)), exact
     for step in range(1, coarse):
         while distance**coarse * exact**step < max_distance**step * exact**coarse:
@@ -29,10 +27,7 @@ def bucket_edges(buckets: int, max_distance: int) -> list[int]:
 
 
 def bucket_of(distance: Int[Tensor, "*s"], buckets: int, max_distance: int, causal: bool = True) -> Int[Tensor, "*s"]:
-    """Return T5's bucket of ``distance`` = query - key.
-
-    Causal: later keys share bucket 0 with the query itself; otherwise they have the upper half of the buckets.
-    """
+    """Return T5's bucket of ``distance`` = query - key; later keys share bucket 0 if ``causal``, else have the upper half."""
     if not causal:
         half = buckets // 2
         return bucket_of(distance.abs(), half, max_distance) + half * (distance < 0)
@@ -75,13 +70,10 @@ class Cache(NamedTuple):
 
     @staticmethod
     def empty(key: Float[Tensor, "b h l d"], window: int) -> Cache:
-        """Return an empty cache for keys of this shape."""
-        b, h, _, d = key.shape
-        zeros = key.new_zeros(b, h, window, d)
-        return Cache(zeros, zeros, torch.zeros(b, window, dtype=torch.bool, device=key.device))
+        zeros = key.new_zeros(*key.shape[:2], window, key.shape[3])
+        return Cache(zeros, zeros, torch.zeros(len(key), window, dtype=torch.bool, device=key.device))
 
     def reset(self, rows: Bool[Tensor, " b"]) -> Cache:
-        """Return the cache with the chosen rows cleared."""
         cleared = rows[:, None, None, None]
         return Cache(self.key.masked_fill(cleared, 0), self.value.masked_fill(cleared, 0), self.filled & ~rows[:, None])
 
@@ -95,14 +87,11 @@ class Cache(NamedTuple):
 
 
 class SlidingWindow(NamedTuple):
-    """The window of local attention: ``length`` tokens, including the query's own or (``itself`` false) only those before it.
-
-    ``empty_take_mass`` is the official code's quirk: empty slots of the cache are zero keys instead of being masked.
-    """
+    """The window of local attention: ``length`` tokens, with the query's own or (``itself`` false) only those before it."""
 
     length: int = 512
     itself: bool = True
-    empty_take_mass: bool = False
+    empty_take_mass: bool = False  # the official code's quirk: empty slots are zero keys instead of being masked
 
 
 def sliding_attention(
@@ -113,17 +102,18 @@ def sliding_attention(
     window: SlidingWindow,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h l d"]:
-    """Return softmax(query keys + bias) values over the cache and the segment, in blocks of the window's length.
-
-    ``query`` is already scaled; ``bias`` is a module and the scale of its output (one per head, or a single one).
-    """
+    """Return softmax(query keys + bias) values; the query is scaled already, ``bias`` a module and the scale of its output."""
     keys, values = (torch.cat([old, new], 2) for old, new in ((cache.key, segment[0]), (cache.value, segment[1])))
     filled = torch.cat([cache.filled, cache.filled.new_ones(len(query), query.shape[2])], 1)
-    attended = []
+    (module, scale), attended = bias, []
+    # A block of a window's length sees two: the whole matrix would be mostly masked.
     for start in range(0, query.shape[2], window.length):
         block, visible = query[:, :, start : start + window.length], slice(start, start + 2 * window.length)
-        is_filled = filled[:, visible]
-        mask, empty = bias_band(bias, block.shape[2], is_filled.shape[1], window)[None], None
+        # Row i of the bias band is the same distances shifted by i; query i is at position window.length + i, key j at j.
+        is_filled, far = filled[:, visible], window.length + block.shape[2] - 1
+        distance = torch.arange(far, far - block.shape[2] - is_filled.shape[1] + 1, -1, device=scale.device)
+        row = (module(distance) * scale[:, None]).masked_fill(~in_window(distance, window.length, window.itself), -torch.inf)
+        mask, empty = row.unfold(1, is_filled.shape[1], 1).flip(1)[None], None
         if not window.empty_take_mass and not is_filled.all():
             mask = mask.masked_fill(~is_filled[:, None, None], -torch.inf)
         if not window.itself:  # the first token of a document sees nothing
@@ -132,12 +122,3 @@ def sliding_attention(
         out = fused_attention(block, keys[:, :, visible], values[:, :, visible], mask, dropout, scale=1.0)
         attended.append(out if empty is None else out.masked_fill(empty, 0.0))
     return torch.cat(attended, 2)
-
-
-def bias_band(bias: tuple[RelativeBias, Tensor], queries: int, keys: int, window: SlidingWindow) -> Float[Tensor, "h q k"]:
-    """Return the scaled bias of every query and key, -inf outside the window: rows are the same distances, shifted."""
-    module, scale = bias
-    far = window.length + queries - 1  # query i is at position window.length + i, key j at j
-    distance = torch.arange(far, far - queries - keys + 1, -1, device=scale.device)
-    row = (module(distance) * scale[:, None]).masked_fill(~in_window(distance, window.length, window.itself), -torch.inf)
-    return row.unfold(1, keys, 1).flip(1)

@@ -21,7 +21,7 @@ from trime.common.types import Bool, Float, Int, Tensor
 Top = Callable[[Tensor, int], Tensor]  # (scores [h q m], k) -> slots of the k best
 ScoreCallback = Callable[[int, slice, Tensor, Tensor], None]  # (row, block of queries, scores [h q m], slots [h q k])
 SCORES_PER_BLOCK = 2**22  # scores in memory at a time: 16 MiB in float32
-GROUP = 16  # slots of which a first pass compares only the maximum
+GROUP = 16  # slots whose maximum alone a first pass compares
 
 
 class Table(NamedTuple):
@@ -46,6 +46,7 @@ def exact_top(score: Float[Tensor, "*s m"], k: int) -> Int[Tensor, "*s k"]:
         return score.topk(k, dim=-1).indices
     groups = m // GROUP
     best = exact_top(score.unflatten(-1, (GROUP, groups)).amax(-2), k)
+    # A group that holds one of the k best has one of the k largest maxima: 16 times fewer scores are sorted.
     slots = (best[..., None, :] + groups * torch.arange(GROUP, device=score.device)[:, None]).flatten(-2)
     return slots.gather(-1, score.gather(-1, slots).topk(k, dim=-1).indices)
 
@@ -72,6 +73,7 @@ class StoredProducts(torch.autograd.Function):
 def weighted_sum(entries: Float[Tensor, "b m h d"], index: Int[Tensor, "b h q k"], weight: Tensor) -> Float[Tensor, "b h q d"]:
     """Return the sum over k of weight times entry; ``index`` addresses the flattened [b m h]."""
     flat, (b, h, q, k) = entries.flatten(0, 2), index.shape
+    # A bag gathers and sums in one pass: no [b h q k d] tensor is made.
     bags = F.embedding_bag(index.reshape(-1, k), flat, per_sample_weights=weight.reshape(-1, k).to(flat), mode="sum")
     return bags.view(b, h, q, -1)
 
@@ -98,7 +100,6 @@ class SearchKeys(NamedTuple):
 
 
 def all_keys(table: Table) -> SearchKeys:
-    """Return the keys of the whole table."""
     return SearchKeys(table.key.transpose(1, 2), table.filled[:, None])
 
 
@@ -121,17 +122,14 @@ def select_candidates(table: Table, scout: Float[Tensor, "b h s d"], k: int, cou
 
 @torch.no_grad()
 def search(query: Float[Tensor, "b h q d"], keys: SearchKeys, k: int, top: Top, on_scores: ScoreCallback | None = None) -> TopK:
-    """Return the ``k`` best entries of each query; empty slots come last.
-
-    ``on_scores`` is called with each row's scores and slots, block by block. All scores share one buffer: allocating new memory
-    for them would take as long as computing them.
-    """
+    """Return the ``k`` best entries of each query; ``on_scores`` gets each row's scores and slots. Empty slots come last."""
     b, h, length, _ = query.shape
     m, query = keys.key.shape[2], query.to(keys.key.dtype)
     slot = torch.empty(b, h, length, k, dtype=torch.long, device=query.device)
     product = torch.empty(b, h, length, k, dtype=query.dtype, device=query.device)
     size = min(length, max(1, SCORES_PER_BLOCK // (h * m)))
     full = bool(keys.filled.all())
+    # One buffer for all scores: to allocate memory for each block would take as long as to compute it.
     buffer = query.new_empty(h * size * m)
     for row in range(b):
         for start in range(0, length, size):
@@ -158,11 +156,9 @@ def attend(query: Float[Tensor, "b h q d"], table: Table, retrieved: TopK, empty
 def attention_weights(
     query: Float[Tensor, "b h q d"], table: Table, retrieved: TopK, empty_take_mass: bool
 ) -> Float[Tensor, "b h q k"]:
-    """Return the softmax over the retrieved entries.
-
-    ``empty_take_mass`` is the official code's quirk: empty slots are zero keys with logit 0 instead of being masked.
-    """
+    """Return the softmax over the retrieved entries."""
     logits = StoredProducts.apply(query, retrieved.product, table.key, flat_index(retrieved.slot, table))
+    # In the official code empty slots are zero keys, whose logit 0 takes a share of the softmax.
     if not empty_take_mass:
         filled = table.filled[torch.arange(len(query), device=query.device)[:, None, None, None], retrieved.slot]
         logits = logits.masked_fill(~filled, -torch.inf)

@@ -20,20 +20,16 @@ from trime.models.pretrained.t5 import T5Encoder
 
 @dataclass(frozen=True)
 class ReadingConfig:
-    """How prompts are read: a memory for each layer, chunks of a size, and flush or drain at the end.
-
-    ``prefill``: entries are evicted chunk by chunk (chunked), or a part of a prompt, such as the text before the question, is
-    read with everything kept, and the memories are cut to their sizes after it (whole, as prompt compression does). guided:
-    chunk by chunk, and after each chunk of the text the question, which is known by then, attends to all that is kept, so that
-    it decides what is evicted next (Finch, Corallo and Papotti 2024).
-    ``per_head``: each head of keys evicts for itself.
-    """
+    """How prompts are read: a memory for each layer, chunks of a size, and flush or drain at the end."""
 
     memories: list[Attendre]
     chunk: int = 128
     end: str = "flush"
+    # chunked: entries are evicted chunk by chunk. whole: a part of a prompt, such as the text before the question, is read with
+    # everything kept, then memories are cut to their sizes, as prompt compression does. guided: after each chunk the question,
+    # which is known by then, attends to all that is kept, and decides what goes next (Finch, Corallo and Papotti 2024).
     prefill: str = "chunked"
-    per_head: bool = False
+    per_head: bool = False  # each head of keys evicts for itself
 
 
 class Answerer:
@@ -45,10 +41,7 @@ class Answerer:
     def start(
         self, texts: list[list[int]], record_attention: bool = False, questions: list[list[int]] | None = None
     ) -> Reading:
-        """Read the beginnings of prompts as a batch, of any lengths; ``record_attention`` keeps the attention of every step.
-
-        ``questions``: how each of them goes on, for a reading that knows what it will be asked (prefill guided).
-        """
+        """Read the beginnings of prompts, of any lengths, as a batch; ``questions``, how they go on, may guide it."""
         settings = self.reading
         if settings.prefill != "guided":
             questions = None
@@ -61,7 +54,6 @@ class Answerer:
         return reading
 
     def read(self, prompts: list[list[int]], record_attention: bool = False) -> AnswerSession:
-        """Read whole prompts."""
         return self.start([[]] * len(prompts), record_attention, prompts).ask(prompts)
 
 
@@ -88,21 +80,17 @@ class Reading:
             cache.resize([size + tokens.shape[1] for size in sizes])
         for number, hidden in enumerate(self.reader.feed(tokens, position), 1):
             self.note(hidden)
-            if questions is not None:
-                self.look_back(parts, questions, number)
+            if questions is not None:  # they see what is kept after this chunk, unless their text had ended before it
+                end, device = number * settings.chunk, self.answerer.family.model.device
+                asked, places = pad_prompts(questions, device, [min(len(part), end) for part in parts])
+                had_ended = torch.tensor([len(part) <= end - settings.chunk for part in parts], device=device)
+                self.reader.rescore_with_question(asked, places.masked_fill(had_ended[:, None], -1))
         if is_last:
             for hidden in self.reader.end(settings.end):
                 self.note(hidden)
         if settings.prefill == "whole":
             cache.resize(sizes)
         self.lengths = [before + len(part) for before, part in zip(self.lengths, parts, strict=True)]
-
-    def look_back(self, texts: list[list[int]], questions: list[list[int]], number: int) -> None:
-        """Let questions see what is kept after chunk ``number`` of their texts, unless these had ended before it."""
-        end, device = number * self.answerer.reading.chunk, self.answerer.family.model.device
-        asked, places = pad_prompts(questions, device, [min(len(text), end) for text in texts])
-        had_ended = torch.tensor([len(text) <= end - self.answerer.reading.chunk for text in texts], device=device)
-        self.reader.look_back(asked, places.masked_fill(had_ended[:, None], -1))
 
     def note(self, hidden: Hidden) -> None:
         """Keep the outputs of a chunk as far as there is room for them."""

@@ -38,31 +38,23 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True)
 class Attendre:
-    """A layer's memories: ``keys`` holds keys and values, and ``query_size`` queries wait (0: they attend at once).
-
-    ``top_k``: entries that a query attends to in each head, None for all. ``search``: exact (the top-k), or buckets (the best
-    entry of each of ``top_k`` strided buckets). ``causal``: no entry after the query. ``window``: no entry at that distance or
-    beyond, for models trained with a sliding window. An entry is a key and a value [b l g d].
-    """
+    """A layer's memories: ``keys`` holds keys and values [b l g d], ``query_size`` queries wait (0: they attend at once)."""
 
     keys: BoundedMemory
     query_size: int = 0
-    top_k: int | None = None
-    causal: bool = False
-    window: int | None = None
-    search: str = "exact"
+    top_k: int | None = None  # entries that a query attends to in each head; None: all
+    causal: bool = False  # no entry after the query
+    window: int | None = None  # no entry at that distance or beyond
+    search: str = "exact"  # exact, or buckets: the best entry of each of ``top_k`` strided buckets
 
     def with_room(self, entries: int) -> Attendre:
-        """Return a memory with so many more slots, for the tokens of a question that looks at its entries."""
+        """Return a memory with this number of further slots, for the tokens of a question that looks at its entries."""
         return replace(self, keys=BoundedMemory(self.keys.size + entries, self.keys.policy.for_questions()))
 
     def look(
         self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score, sees_all: bool = False
     ) -> Attended:
-        """Return what queries see of entries: queries and keys, each with its positions, and values [b m g d].
-
-        ``sees_all``: it is known that every query sees all entries.
-        """
+        """Return what queries see of keys, each with positions, and values [b m g d]; ``sees_all``: known to be everything."""
         query, at, key, of = pairs
         if self.search == "exact" and runs_on_cpu(query, key, value):  # in one pass over the scores of every query
             if self.causal and isinstance(score, RotaryScore):
@@ -81,8 +73,13 @@ class Attendre:
 
     def learn(self, ranking: Ranking, block: AttentionBlock) -> Ranking:
         """Return the ranking after a step in which queries saw the entries of the first slots."""
-        policy, old = self.keys.policy, slots_of(ranking, block.score.shape[-1])
-        return with_slots(ranking, policy.finalize(old, policy.observe(policy.begin(old), block)))
+        policy, count = self.keys.policy, block.score.shape[-1]
+        first = slots_of(ranking, count)
+        first = policy.finalize(first, policy.observe(policy.begin(first), block))
+        if count == ranking.position.shape[1]:
+            return first
+        joined = {name: torch.cat([getattr(first, name), getattr(ranking, name)[:, count:]], 1) for name in BY_SLOT}
+        return first._replace(**joined)
 
     def used_slots(self, ranking: Ranking) -> int:
         """Return how many slots a memory on the CPU has filled so far, from the first on; on other devices all it has."""
@@ -109,7 +106,7 @@ def retrieval_mask(logits: Float[Tensor, "b h q m"], top_k: int | None, search: 
     return mask[..., : logits.shape[-1]]
 
 
-def scored_as(state: MemoryState, larger: MemoryState) -> MemoryState:
+def copy_scores_from(state: MemoryState, larger: MemoryState) -> MemoryState:
     """Return the state with the scores that its entries have in a larger memory, which holds them in the same slots."""
     old, empty = state.ranking, state.ranking.position < 0
     new = slots_of(larger.ranking, empty.shape[1])
@@ -119,13 +116,4 @@ def scored_as(state: MemoryState, larger: MemoryState) -> MemoryState:
 
 
 def slots_of(ranking: Ranking, count: int) -> Ranking:
-    """Return the ranking of the first ``count`` slots."""
     return ranking._replace(**{name: getattr(ranking, name)[:, :count] for name in BY_SLOT})
-
-
-def with_slots(ranking: Ranking, first: Ranking) -> Ranking:
-    """Return the ranking with ``first`` as that of its first slots."""
-    count, size = first.position.shape[1], ranking.position.shape[1]
-    if count == size:
-        return first
-    return first._replace(**{name: torch.cat([getattr(first, name), getattr(ranking, name)[:, count:]], 1) for name in BY_SLOT})

@@ -1,9 +1,9 @@
 """Evicting memories as a cache of transformers: ``model.generate(…, past_key_values=EvictingCache(model, 512, policy))``.
 
 The model's own code computes queries, keys and values. An attention function that is registered with transformers inserts
-them into the layer's memory, lets queries attend and tells the policy, chunk by chunk; none waits. With ``generate`` the model
-rotates keys to their true positions, so that a text should not be longer than the model's positions; the lab's own reading
-passes a score that rotates them instead (``of_layers``).
+them into the layer's memory, lets queries attend and shows the policy their scores, chunk by chunk; no query waits. With
+``generate`` the model rotates keys to their true positions, so that a text should not be longer than the model's positions; the
+lab's own reading passes a score that rotates them instead (``of_layers``).
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from trime.errors import UserError
 from trime.memory.slots.bounded import BoundedMemory
 from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.layer_memory import LayerMemory
+from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory
 from trime.models.pretrained.loading import check_version, model_class, unwrapped
-from trime.models.pretrained.memories import LayerMemories
 from trime.models.pretrained.rope import KINDS, per_layer, sliding_windows
 
 check_version()  # before the imports below fail with a message of their own
@@ -95,10 +94,8 @@ class EvictingCache(LayerMemories, Cache):
             stack.register_forward_hook(end_call, with_kwargs=True, always_call=True)
 
     def begin_reading(self, tokens: Tensor, mask: Tensor | None, position: Int[Tensor, "b l"] | None) -> None:
-        """Prepare for a call with tokens [b l ...] at these positions, -1 for padding; None: the mask [b seen] tells them.
-
-        Warns once of a text longer than the model's positions. UserError for another number of texts.
-        """
+        """Prepare for tokens [b l ...] at ``position`` (-1: padding), or where the mask [b seen] says."""
+        # Rows of a batch are continued in place: another number of them is another batch.
         if self.rows not in (0, len(tokens)):
             raise UserError(
                 f"the cache holds {self.rows} texts and {len(tokens)} are continued: for beams, call "
@@ -118,10 +115,7 @@ class EvictingCache(LayerMemories, Cache):
         self.begin(position, self.mask is not None)
 
     def positions_by(self, mask: Tensor | None, tokens: Tensor) -> Int[Tensor, "b l"]:
-        """Return the positions of new tokens by the mask, and forget the earlier ones that it hides now.
-
-        Those are the newest of a row that ended early and went on reading padding; UserError if it changes anything else.
-        """
+        """Return the positions of new tokens by the mask, and forget earlier ones that it hides."""
         before, length = self.seen, tokens.shape[1]
         if mask is None and self.mask is not None:
             raise UserError("the texts read so far have padding: pass their attention_mask, with ones for the new tokens")
@@ -133,6 +127,7 @@ class EvictingCache(LayerMemories, Cache):
         earlier = mask[:, :before]
         known = torch.ones_like(earlier) if self.mask is None else self.mask
         if not torch.equal(earlier, known):
+            # Of earlier tokens only a row's newest may go: those that it read as padding after it had ended.
             is_same = (earlier.cumsum(1) == known.cumsum(1)) & known
             if not bool((is_same | ~earlier).all()):
                 raise UserError(
@@ -162,7 +157,7 @@ class EvictingCache(LayerMemories, Cache):
         for part in text.split(self.chunk, 1):
             model(input_ids=part, past_key_values=self, logits_to_keep=1)
             if question is not None:
-                self.look_back(
+                self.rescore_with_question(
                     question.shape[1], lambda other: model(input_ids=question, past_key_values=other, logits_to_keep=1)
                 )
 
@@ -175,12 +170,11 @@ class EvictingCache(LayerMemories, Cache):
         return key_states, value_states
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
-        """Continue with copies of these rows, in this order, each as often as it is named."""
+        """Continue with copies of these rows, in this order; repeats allowed."""
         super().take_rows(rows)
         self.mask = None if self.mask is None else self.mask[rows.to(self.mask.device)]
 
     def reset(self) -> None:
-        """Empty the memories, for another text."""
         self.decoding, self.seen, self.mask = None, 0, None
         for layer in self.memories:
             layer.reset()
@@ -189,12 +183,10 @@ class EvictingCache(LayerMemories, Cache):
         return len(self.memories)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens that were read; the memories hold some of them."""
-        return self.seen
+        return self.seen  # tokens that were read; the memories hold some of them
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Return -1: a text may have any length."""
-        return -1
+        return -1  # a text may have any length
 
     batch_select_indices = reorder_cache = take_rows  # type: ignore[assignment]  # transformers' names of it
 

@@ -23,15 +23,12 @@ class Queries(NamedTuple):
     position: Int[Tensor, "b n"]
 
     def concat(self, newer: Queries) -> Queries:
-        """Return these queries followed by ``newer`` ones."""
         return Queries(*(torch.cat(pair, 1) for pair in zip(self, newer, strict=True)))
 
     def split(self, count: int) -> tuple[Queries, Queries]:
-        """Return the first ``count`` queries, and the rest."""
         return Queries(*(part[:, :count] for part in self)), Queries(*(part[:, count:] for part in self))
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> Queries:
-        """Return a copy of these rows, each as often as it is named."""
         return Queries(*(part[rows] for part in self))
 
 
@@ -48,14 +45,13 @@ class Filling:
         self.aside: list[Queries] = []
 
     def takes(self, tokens: int) -> bool:
-        """Return True if so many tokens more fit, every query sees all before it, and the policy can score them later."""
+        """Return True if this number of tokens fits, every query sees all before it, and the policy can score them later."""
         memory, policy = self.memory, self.memory.keys.policy
         room = min(memory.keys.size, memory.window or memory.keys.size) - self.count
         return tokens <= room and memory.top_k is None and not (policy.uses_attention and policy.scored_by == "steps")
 
     @property
     def entries(self) -> list[Tensor]:
-        """Keys, values and positions."""
         return [column[:, : self.count] for column in self.columns]
 
     def append(
@@ -131,7 +127,6 @@ class Filling:
         return self.memory.keys.fit(MemoryState((keys, values), self.rank()))
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
-        """Continue with these rows, each as often as it is named."""
         self.columns = [column[rows] for column in self.columns]
         self.aside = [part.take_rows(rows) for part in self.aside]
         self.ranking = self.ranking and Ranking(*(column[rows] for column in self.ranking))

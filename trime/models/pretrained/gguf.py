@@ -23,11 +23,7 @@ def find_gguf(package: str | None) -> Path | None:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write model and tokenizer of a GGUF file to ``folder``, the weights dequantized to float32 (safetensors).
-
-    A model that transformers reads from GGUF is marked as quantized and cannot be saved; a plain copy of it can. UserError
-    where the file cannot be read.
-    """
+    """Write model and tokenizer of a GGUF file to ``folder``, dequantized to float32; UserError where it cannot be read."""
     check_version()
     for package in ("gguf", "accelerate"):
         if not find_spec(package):
@@ -44,6 +40,7 @@ def convert(file: Path, folder: Path) -> None:
     except (OSError, ValueError, KeyError, IndexError, RuntimeError, ImportError, struct.error) as error:  # of truncated files
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{file} cannot be read ({reason}): download it or install its package again") from None
+    # A model read from GGUF is marked as quantized and refuses to be saved; a plain copy does not.
     config = type(model.config)(**{k: v for k, v in model.config.to_dict().items() if k != "quantization_config"})
     plain = type(model)(config)
     plain.load_state_dict(model.state_dict())

@@ -16,14 +16,13 @@ from torch.nn import functional as F
 
 from trime.common.choices import CachedKeys, Dtype, Extension, TopKSearch
 from trime.common.types import Bool, Encoding, Float, Int, LogMass, Tensor
-from trime.errors import UserError
+from trime.errors import UserError, install_command
 from trime.memory.slots.bounded import BoundedMemory, MemoryState
 from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.heads import in_blocks, project_and_pick
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import repeated
 from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.lora import add_lora
 from trime.models.pretrained.reader import memories_in_model
 from trime.models.pretrained.rope import RopeDecoder, per_layer
 
@@ -55,14 +54,22 @@ class PretrainedDecoder(nn.Module):
         self.updates = None if lora is None else [add_lora(self.model, **lora)]  # a list: not registered as a submodule
 
     @property
-    def ffn(self) -> nn.Module:
-        """The last layer's feed-forward block."""
+    def ffn(self) -> nn.Module:  # of the last layer
         return self.family.stack.layers[-1].mlp
 
     def save(self, folder: Path) -> None:
         """Write the model in the transformers format, with low-rank updates merged into its weights."""
         model = self.updates[0].merge_and_unload() if self.updates else self.model
         model.save_pretrained(folder)
+
+
+def add_lora(model: Any, rank: int, alpha: int, dropout: float = 0.0) -> Any:
+    """Add low-rank updates (Hu et al. 2022) to every linear layer but the output's, in place, and freeze all other weights."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise UserError(f"model.lora needs the package peft: {install_command('pretrained')}") from None
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules="all-linear"))
 
 
 class PretrainedState(NamedTuple):
@@ -135,7 +142,6 @@ class PretrainedBackbone(nn.Module):
         return torch.cat(outputs, 1), PretrainedState(tuple(layer.state for layer in self.cache.apart()), position)
 
     def initial_state(self, rows: int) -> PretrainedState | None:
-        """Return the state of rows that have read nothing."""
         if not self.is_stateful:
             return None
         family, weight = self.decoder.family, self.decoder.model.get_input_embeddings().weight
@@ -144,13 +150,11 @@ class PretrainedBackbone(nn.Module):
         return PretrainedState(layers, torch.zeros(rows, dtype=torch.long, device=weight.device))
 
     def reset(self, state: PretrainedState, rows: Bool[Tensor, " b"]) -> PretrainedState:
-        """Return the state with the chosen rows cleared."""
         pairs = zip(self.cache.memories, state.layers, strict=True)
         layers = tuple(layer.memory.keys.reset(old, repeated(rows, layer.heads)) for layer, old in pairs)
         return PretrainedState(layers, state.position.masked_fill(rows, 0))
 
     def training_metrics(self) -> dict[str, Tensor]:
-        """Return no metrics."""
         return {}
 
     def record_attention(self) -> None:
@@ -175,5 +179,4 @@ class PretrainedHead(nn.Module):
         return LogMass(*in_blocks(project_and_pick, len(self.output.weight), f, target, self.output.weight))
 
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
-        """Return the log-probability of every token, for generation."""
         return F.linear(f, self.output.weight).float().log_softmax(1)

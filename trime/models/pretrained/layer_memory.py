@@ -1,4 +1,4 @@
-"""The memory of one layer: a step inserts the entries of a chunk, lets queries attend, and tells the policy what they saw.
+"""The memory of one layer: a step inserts a chunk's entries, lets queries attend, and shows the policy what they saw.
 
 Both readers of pretrained models use it: transformers' own layers (``evicting_cache``), and layers that are split at their
 attention so that queries can wait (``reader``).
@@ -7,7 +7,7 @@ attention so that queries can wait (``reader``).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,7 +19,7 @@ from trime.memory.slots.bounded import BoundedMemory, MemoryState, SlotWrites
 from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.rotary import dot_products
 from trime.models.layers.topk_attention import masked_softmax
-from trime.models.pretrained.attendre import Attendre
+from trime.models.pretrained.attendre import Attendre, copy_scores_from
 from trime.models.pretrained.filling import Filling, Queries, seen_by
 
 Columns = tuple[Tensor, Tensor, Tensor]  # queries [b l h d], keys and values [b l g d]
@@ -48,11 +48,7 @@ class DotProducts:
 
 
 class Decoding:
-    """The rankings of all layers as the rows of one, while full memories read token by token.
-
-    Each token evicts an entry in every layer: one call chooses all of them, where a call for each layer would cost more than
-    the attention. What a token's queries attend to changes the ranking when the next token is inserted.
-    """
+    """The rankings of all layers as the rows of one, while full memories read token by token."""
 
     def __init__(self, memory: Attendre, states: list[MemoryState]):
         self.memory, self.layers = memory, len(states)
@@ -67,7 +63,8 @@ class Decoding:
         """Make room for the next token in all layers."""
         self.learn()
         memory, rows, self.at = self.memory.keys, len(position), position.to(self.ranking.clock.device)
-        writes, self.ranking = memory.plan(self.ranking, (), self.at.repeat(self.layers, 1))
+        # One call for all layers: one for each would cost more than the attention.
+        writes, self.ranking = memory.select_slots(self.ranking, (), self.at.repeat(self.layers, 1))
         self.writes = writes.split(self.layers, rows * memory.size, rows)
         used = self.ranking.position[:, : self.memory.used_slots(self.ranking)]
         self.has_gaps = bool((used < 0).any()) or bool((self.at < 0).any())
@@ -83,7 +80,6 @@ class Decoding:
         self.ranking, self.blocks = self.memory.learn(self.ranking, block), []
 
     def rankings(self) -> list[Ranking]:
-        """Return the ranking of each layer."""
         self.learn()
         return [Ranking(*parts) for parts in zip(*(column.chunk(self.layers) for column in self.ranking), strict=True)]
 
@@ -103,7 +99,6 @@ class LayerMemory:
         self.reset()
 
     def reset(self) -> None:
-        """Empty the memory, for another text."""
         self.filling = Filling(self.memory, self.chunk) if self.is_plain else None
         self.full: MemoryState | None = None  # the entries where this is not a filling
         self.waiting: Queries | None = None
@@ -144,16 +139,13 @@ class LayerMemory:
     def step(
         self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool = True, own: OwnAttention | None = None
     ) -> tuple[Float[Tensor, "b q h d"], Int[Tensor, "b q"]]:
-        """Insert the entries of a chunk, then let queries attend; return what they attend to and their positions.
-
-        Those are the queries of the chunk or, if ``query_size`` of them wait, as many that have waited longest. They may see
-        entries of later chunks then (Attendre Figure 1).
-        """
+        """Insert the entries of a chunk, then let queries attend; return what they attend to and their positions."""
         (query, key, value), position = self.folded(columns, position)
         entries, queries = (self.score.stored(key, position), value), Queries(query, position)
         write = self.memory.keys.update if torch.is_grad_enabled() else self.memory.keys.overwrite
         self.full = write(self.state if self.rows else self.memory.keys.empty(entries), entries, position)
         self.filling = None
+        # Queries that have waited longest attend, and may see entries of later chunks (Attendre Figure 1).
         if self.memory.query_size or self.waiting is not None:  # a delay line: all rows move in step, padding included
             self.waiting = queries if self.waiting is None else self.waiting.concat(queries)
             return self.release(max(0, self.waiting.position.shape[1] - self.memory.query_size))
@@ -190,11 +182,7 @@ class LayerMemory:
     def look(
         self, queries: Queries, of: Int[Tensor, "b n"], has_gaps: bool, own: OwnAttention | None
     ) -> tuple[Float[Tensor, "_ q h d"], AttentionBlock | None]:
-        """Return what queries attend to of the first entries, those at positions ``of``, and the scores, if they matter.
-
-        ``own`` is the model's attention, which reads if they do not. ``has_gaps``: some queries or entries may be at
-        position -1.
-        """
+        """Return what queries attend to of entries at ``of``, and the scores, unless the model's ``own`` attention can read."""
         (query, at), (key, value) = queries, (column[:, : of.shape[1]] for column in self.state.columns)
         sees_all = at.shape[1] == 1 and self.memory.window is None and not has_gaps
         needs_scores = not self.is_plain or self.memory.keys.policy.uses_attention or self.memory.top_k is not None
@@ -203,7 +191,9 @@ class LayerMemory:
         result = self.memory.look((query, at, key, of), value, self.score, sees_all)
         if self.records and bool((at >= 0).any()):
             self.last = result.similarity, of, at
-        return unfolded(result.values.transpose(1, 2), self.heads), AttentionBlock(result.logits, at, result.retrieved)
+        values = result.values.transpose(1, 2)  # [b·g q h/g d], where each of g heads is a row
+        values = values if self.heads == 1 else values.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2, 3)
+        return values, AttentionBlock(result.logits, at, result.retrieved)
 
     def read(
         self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention
@@ -227,12 +217,17 @@ class LayerMemory:
 
     def folded(self, columns: Columns, position: Int[Tensor, "b l"]) -> tuple[Columns, Int[Tensor, "n l"]]:
         """Return columns and positions as the memory takes them: each head of keys a row if it evicts for itself."""
-        parts = columns if self.model_rotates else map(float32_on_cpu, columns)
-        query, key, value = (head_rows(part, self.heads) for part in parts)
+        parts: Sequence[Tensor] = columns
+        if not self.model_rotates:  # half precision is slow on the CPU
+            half = (torch.bfloat16, torch.float16)
+            parts = [x.float() if x.device.type == "cpu" and x.dtype in half else x for x in columns]
+        if self.heads > 1:  # [b l h d] becomes [b·g l h/g d]: a row for each of g heads of keys with the queries that share it
+            parts = [x.unflatten(2, (self.heads, -1)).transpose(1, 2).flatten(0, 1) for x in parts]
+        query, key, value = parts
         return (query, key, value), repeated(position, self.heads)
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
-        """Continue with copies of these rows, each as often as it is named."""
+        """Continue with copies of these rows; repeats allowed."""
         if self.filling is not None and self.filling.count:
             self.filling.take_rows(rows.to(self.filling.columns[0].device))
         if self.full is None:
@@ -248,7 +243,7 @@ class LayerMemory:
         self.full = full and self.memory.keys.fit(full)
 
     def with_room(self, tokens: int) -> LayerMemory:
-        """Return a memory of copies of the entries, with slots for so many tokens more, which are read in one step."""
+        """Return a memory of copies of the entries, with slots for further ``tokens``, which are read in one step."""
         state, other = self.state, copy.copy(self)
         other.memory, other.chunk, other.records = self.memory.with_room(tokens), tokens, False
         other.full = other.memory.keys.fit(state)
@@ -289,19 +284,105 @@ class LayerMemory:
         return other
 
 
-def float32_on_cpu(tensor: Tensor) -> Tensor:
-    """Return a tensor of half precision on the CPU in float32, in which attention is faster there; any other as it is."""
-    return tensor.float() if tensor.device.type == "cpu" and tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+class LayerMemories:
+    """The memories of a model's layers, in order; all have the same policy."""
 
+    def __init__(self, memories: list[LayerMemory]):
+        self.memories, self.decoding = memories, None  # type: list[LayerMemory], Decoding | None
 
-def head_rows(x: Float[Tensor, "b l h d"], heads: int) -> Float[Tensor, "_ l _ d"]:
-    """Return [b l h d] as [b·g l h/g d], a row for each of g heads of keys with the queries that share it."""
-    return x if heads == 1 else x.unflatten(2, (heads, -1)).transpose(1, 2).flatten(0, 1)
+    @property
+    def rows(self) -> int:
+        """The number of texts that were read; 0 before the first."""
+        return self.memories[0].rows
 
+    @property
+    def bytes(self) -> int:
+        """The size of the entries of all layers in bytes, empty slots included."""
+        return sum(column.nbytes for layer in self.memories for column in layer.columns)
 
-def unfolded(x: Float[Tensor, "_ l _ d"], heads: int) -> Float[Tensor, "b l h d"]:
-    """Return [b·g l h/g d] as [b l h d]."""
-    return x if heads == 1 else x.unflatten(0, (-1, heads)).transpose(1, 2).flatten(2, 3)
+    @property
+    def are_alike(self) -> bool:
+        """Whether one ranking can hold those of all layers; it cannot where scores depend on a layer's keys."""
+        first = self.memories[0].memory
+        shape = {(layer.memory.keys.size, layer.memory.top_k is None) for layer in self.memories}
+        return len(shape) == 1 and not first.keys.policy.needs_keys
+
+    def positions(self, layer: int) -> Int[Tensor, "b m"]:
+        """Return the positions of a layer's entries, -1 for empty slots: what it still remembers of the text."""
+        return self.apart()[layer].positions()
+
+    def kept(self) -> list[Int[Tensor, "b m"]]:
+        return [layer.positions() for layer in self.apart()]
+
+    def traces(self) -> list[AttentionTrace]:
+        """Return the attention of the last query of each layer, where it is recorded."""
+        traces = (layer.trace() for layer in self.memories)
+        return [trace for trace in traces if trace is not None]
+
+    def begin(self, position: Int[Tensor, "b l"], has_padding: bool) -> None:
+        """Prepare the layers for tokens at these positions, -1 for padding, which they read one after another."""
+        self.position, self.has_padding = position, has_padding
+        if position.shape[1] > 1 or torch.is_grad_enabled() or not self.are_alike:
+            self.apart()
+            return
+        if self.decoding is None:
+            states = [layer.full for layer in self.memories if layer.full is not None]
+            if len(states) < len(self.memories) or len({state.ranking.clock.device for state in states}) > 1:
+                return
+            self.decoding = Decoding(self.memories[0].memory, states)
+        self.decoding.insert(repeated(position, self.memories[0].heads))
+
+    def attend(self, index: int, columns: Columns, own: OwnAttention) -> Float[Tensor, "b l h d"]:
+        """Insert a layer's entries and return what its queries attend to (see ``LayerMemory.read``)."""
+        if self.decoding is not None:
+            return self.memories[index].decode(columns, self.decoding, index, own)
+        return self.memories[index].read(columns, self.position.to(columns[0].device), self.has_padding, own)
+
+    def apart(self) -> list[LayerMemory]:
+        """Return the layers, each with a ranking of its own, also where the last token was decoded by all together."""
+        if self.decoding is not None:
+            for layer, ranking in zip(self.memories, self.decoding.rankings(), strict=True):
+                layer.full = layer.state._replace(ranking=ranking)
+            self.decoding = None
+        return self.memories
+
+    def take_rows(self, rows: Int[Tensor, " r"]) -> None:
+        """Continue with copies of these rows, in this order; repeats allowed."""
+        for layer in self.apart():
+            layer.take_rows(rows)
+
+    def with_layers(self, layers: list[LayerMemory]) -> LayerMemories:
+        """Return memories that have read the same text, of these layers."""
+        other = copy.copy(self)
+        other.memories, other.decoding = layers, None
+        return other
+
+    def fork(self, rows: Int[Tensor, " r"]) -> LayerMemories:
+        """Return memories of these rows; what either reads from now on is its own."""
+        other = self.with_layers([copy.copy(layer) for layer in self.apart()])
+        other.take_rows(rows)
+        return other
+
+    def holding(self, states: tuple[MemoryState, ...]) -> LayerMemories:
+        """Return such memories with copies of these entries."""
+        other = self.with_layers([copy.copy(layer) for layer in self.memories])
+        for layer, state in zip(other.memories, states, strict=True):
+            layer.full = state
+        other.take_rows(torch.arange(other.rows))
+        return other
+
+    def resize(self, sizes: list[int]) -> None:
+        """Give the layers other sizes: of a smaller one, its policy's best entries stay."""
+        for layer, size in zip(self.apart(), sizes, strict=True):
+            layer.resize(size)
+
+    def rescore_with_question(self, tokens: int, read: Callable[[LayerMemories], object]) -> None:
+        """Let ``tokens`` of a question attend to all entries, and take the scores that these have after it."""
+        # The copies have room for the question, so that it evicts nothing; they are forgotten, and only scores are taken over.
+        other = self.with_layers([layer.with_room(tokens) for layer in self.apart()])
+        read(other)
+        for layer, larger in zip(self.memories, other.apart(), strict=True):
+            layer.full = copy_scores_from(layer.state, larger.state)
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:

@@ -41,7 +41,11 @@ def load_pretrained(name: str, dtype: str = "float32") -> Any:
         model = model_class.from_pretrained(name, use_safetensors=True, dtype=dtype, **hub_arguments(name))
     except (OSError, ValueError, SafetensorError) as error:
         raise load_error(name, "is not a model in the transformers format with safetensors", error) from None
-    untie_output_layer(model, name)
+    if not getattr(model.config, "scale_decoder_outputs", True):  # transformers 5 ties this output layer to the embedding
+        weight = read_tensor(name, HEAD)
+        if weight is None:
+            raise UserError(f"model.name={name} says tie_word_embeddings=false, but holds no {HEAD}")
+        model.lm_head.weight = nn.Parameter(weight.to(model.dtype))
     return model.eval()
 
 
@@ -57,10 +61,8 @@ def is_encoder_decoder(name: str) -> bool:
 
 
 def load_error(name: str, what: str, error: Exception) -> UserError:
-    """Return a UserError with the first line of a library's message; without a network, the advice to name a folder.
-
-    A GGUF file is converted where the command line names it, so that a folder with one advises to name the file.
-    """
+    """Return a UserError with the first line of a library's message, or the advice that mends it."""
+    # A GGUF file is converted where the command line names it, not where it names its folder.
     if files := sorted(Path(name).expanduser().glob("*.gguf")):
         reason = f"name its GGUF file, model.name={files[0]}"
     elif hub_arguments(name)["local_files_only"]:
@@ -94,16 +96,6 @@ def unwrapped(model: Any) -> Any:
     return model.get_base_model() if type(model).__name__.startswith("Peft") else model
 
 
-def untie_output_layer(model: Any, name: str) -> None:
-    """Restore the separate output layer of an encoder-decoder, which transformers 5 ties to the embedding."""
-    if getattr(model.config, "scale_decoder_outputs", True):
-        return
-    weight = read_tensor(name, HEAD)
-    if weight is None:
-        raise UserError(f"model.name={name} says tie_word_embeddings=false, but holds no {HEAD}")
-    model.lm_head.weight = nn.Parameter(weight.to(model.dtype))
-
-
 def read_tensor(name: str, tensor: str) -> Tensor | None:
     """Return a tensor from a model's files; None where they do not hold it."""
     from transformers.utils.hub import cached_file
@@ -118,17 +110,14 @@ def read_tensor(name: str, tensor: str) -> Tensor | None:
 
 
 def hub_arguments(name: str) -> dict[str, Any]:
-    """Return the arguments with which a model's files are looked up, in a folder or on the hub.
-
-    Code that comes with a model is never run. Where the hub cannot be reached, only files that were downloaded before are
-    looked up, which takes no time; the library itself would try again for a minute.
-    """
+    """Return the arguments with which a model's files are looked up, in a folder or on the hub; code in them is never run."""
+    # Without a network only downloaded files are looked up: the library itself would try again for a minute.
     return {"trust_remote_code": False, "local_files_only": not Path(name).expanduser().is_dir() and not hub_is_reachable()}
 
 
 @cache
 def hub_is_reachable() -> bool:
-    """Return whether the hub, or the mirror of HF_ENDPOINT, accepts connections; behind a proxy it is taken to do so."""
+    """Return whether the hub, or the mirror of HF_ENDPOINT, accepts connections; assumed behind a proxy."""
     if any(os.environ.get(name) for name in PROXIES):
         return True
     address = urlsplit(os.environ.get("HF_ENDPOINT") or ADDRESS)

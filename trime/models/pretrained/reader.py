@@ -16,8 +16,7 @@ import torch
 
 from trime.common.types import Float, Int, Tensor
 from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.layer_memory import LayerMemory
-from trime.models.pretrained.memories import LayerMemories
+from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory
 from trime.models.pretrained.rope import RopeDecoder
 from trime.models.pretrained.t5 import T5Encoder
 
@@ -104,11 +103,8 @@ class LongReader:
         leaving, self.held[number] = x[:, : position.shape[1]], x[:, position.shape[1] :]
         return Hidden(self.family.layers[number].finish(leaving, attended.to(x.dtype)), position)
 
-    def look_back(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"]) -> None:
-        """Let tokens attend to all that the memories hold, and take the scores that entries have after it.
-
-        The tokens themselves are forgotten, and evict nothing.
-        """
+    def rescore_with_question(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"]) -> None:
+        """Let a question attend to all that the memories hold, and take the scores after it; it evicts nothing."""
 
         def read_with(memories: LayerMemories) -> None:
             other = copy.copy(self)
@@ -116,7 +112,7 @@ class LongReader:
             for _ in other.feed(tokens, position):
                 pass
 
-        self.cache.look_back(tokens.shape[1], read_with)
+        self.cache.rescore_with_question(tokens.shape[1], read_with)
 
     def set_query_sizes(self, sizes: list[int]) -> None:
         """Give the layers query memories of these sizes."""

@@ -29,7 +29,6 @@ class LlamaLayer:
         return query, key, value
 
     def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:
-        """Return the layer's output."""
         x = x + self.layer.self_attn.o_proj(attended.flatten(2))
         return x + self.layer.mlp(self.layer.post_attention_layernorm(x))
 
@@ -47,7 +46,6 @@ class NeoXLayer:
         return query, key, value
 
     def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:
-        """Return the layer's output."""
         residual = x + self.layer.attention.dense(attended.flatten(2))
         mlp_input = x if self.layer.use_parallel_residual else residual
         return residual + self.layer.mlp(self.layer.post_attention_layernorm(mlp_input))
@@ -81,35 +79,35 @@ class RopeDecoder:
         self.layers = [layer_class(layer) for layer in self.stack.layers]
         self.windows = sliding_windows(config, len(self.layers))
         self.key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        rotary, longest = rotary_of(self.stack.rotary_emb), config.max_position_embeddings
+        module, longest = self.stack.rotary_emb, config.max_position_embeddings
+        if module.rope_type in ("dynamic", "longrope"):
+            raise UserError(
+                f"rope_type={module.rope_type} changes with the input's length: its keys cannot be kept in a memory"
+            )
+        rotary = Rotary(module.inv_freq, scale=module.attention_scaling)
         stretched = {"interpolation": interpolate_positions, "ntk": ntk_aware, "yarn": partial(yarn, longest=longest)}
         rotary = stretched[position](rotary, factor) if position in stretched else rotary  # type: ignore[operator]
         capped = longest if position == "lm_infinite" else None
         self.score = RotaryScore(rotary, capped, stored_rotated=cached_keys == "after_rope")
         # The model's own rotation at position 0 (see ``read``) has scaled queries and keys already (YaRN).
-        once = replace(rotary, scale=rotary.scale / self.stack.rotary_emb.attention_scaling)
+        once = replace(rotary, scale=rotary.scale / module.attention_scaling)
         self.score_at_0 = replace(self.score, rotary=once)
 
     def read(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"], cache: Any) -> Float[Tensor, "b l e"]:
-        """Return the stack's output of tokens at these positions (-1: padding), which the model reads with an EvictingCache.
-
-        The model sees all of them at position 0, where its rotation changes nothing: the memories' scores rotate.
-        """
+        """Return the stack's output of tokens at these positions (-1: padding), which the model reads with an EvictingCache."""
+        # At position 0 the model's rotation changes nothing: the memories' scores rotate.
         places = {"position_ids": torch.zeros_like(position), "memory_position": position}
         output: Tensor = self.stack(input_ids=tokens, past_key_values=cache, **places).last_hidden_state
         return output
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
-        """Return the input of the first layer."""
         return self.model.get_input_embeddings()(tokens)
 
     def final_norm(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
-        """Return the stack's output from the last layer's."""
         norm = self.stack.norm if hasattr(self.stack, "norm") else self.stack.final_layer_norm
         return norm(x)
 
     def logits(self, hidden: Float[Tensor, "b l e"]) -> Float[Tensor, "b l v"]:
-        """Return the logits of the next token."""
         return self.model.get_output_embeddings()(hidden)
 
 
@@ -127,10 +125,3 @@ def per_layer(value: Any, count: int, name: str) -> list[Any]:
     if len(value) != count:
         raise UserError(f"model.{name} lists {len(value)} values, but the model has {count} layers")
     return value
-
-
-def rotary_of(module: Any) -> Rotary:
-    """Return the rotation of a model's own rotary module; UserError where it depends on the length of the input."""
-    if module.rope_type in ("dynamic", "longrope"):
-        raise UserError(f"rope_type={module.rope_type} changes with the input's length: its keys cannot be kept in a memory")
-    return Rotary(module.inv_freq, scale=module.attention_scaling)

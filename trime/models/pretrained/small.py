@@ -11,16 +11,13 @@ from trime.models.pretrained.loading import check_version
 
 @dataclass(frozen=True)
 class Small:
-    """Sizes of a small model.
-
-    ``kind``: decoder or encdec, the latter with ``layers`` on both sides; ``max_positions``: positions of pretraining.
-    """
+    """Sizes of a small model; an encoder-decoder has ``layers`` on both sides."""
 
     kind: Literal["decoder", "encdec"]
     width: int
     layers: int
     heads: int
-    max_positions: int
+    max_positions: int  # of pretraining
 
     def build(self, vocabulary: int, end: int, padding: int) -> Any:
         """Return the model with random weights; UserError where its sizes are invalid."""

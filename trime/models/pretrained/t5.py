@@ -30,7 +30,6 @@ class T5Layer:
         return query, key, value
 
     def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:
-        """Return the layer's output."""
         return self.block.layer[-1](x + self.attention.o(attended.flatten(2)))
 
 
@@ -70,17 +69,15 @@ class T5Encoder:
         self.score = RelativeBias(self.stack.block[0].layer[0].SelfAttention)
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
-        """Return the input of the first layer."""
         return self.model.get_input_embeddings()(tokens)
 
     def final_norm(self, x: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
-        """Return the stack's output from the last layer's."""
         return self.stack.final_layer_norm(x)
 
     def logits(
         self, tokens: Int[Tensor, "b t"], encoded: Float[Tensor, "b m e"], filled: Bool[Tensor, "b m"]
     ) -> Float[Tensor, "b t v"]:
-        """Return the decoder's logits for given tokens, over a memory of encoder outputs."""
+        """Return the decoder's logits for tokens, over a memory of encoder outputs."""
         hidden = self.run_decoder(tokens, encoded, filled).last_hidden_state
         if self.model.config.scale_decoder_outputs:
             hidden = hidden * self.model.config.d_model**-0.5
@@ -97,7 +94,6 @@ class T5Encoder:
         return torch.stack([layer[:, :, -1] for layer in attentions]).mean((0, 2))
 
     def run_decoder(self, tokens: Tensor, encoded: Tensor, filled: Tensor, **options: bool) -> Any:
-        """Run the decoder's stack over tokens."""
         return self.model.decoder(
             input_ids=tokens, encoder_hidden_states=encoded, encoder_attention_mask=filled.long(), **options
         )

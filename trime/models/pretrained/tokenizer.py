@@ -51,15 +51,13 @@ def save_tokenizer(trained: Any, folder: Path, **special: str) -> Any:
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens of a text without special tokens, neither those that the tokenizer adds nor any that the text spells.
-
-    Where the model's vocabulary has such a symbol as a word (Unigram, WordLevel), the word is cut after its first character.
-    """
+    """Return the tokens of a text without special ones, neither those that the tokenizer adds nor any that the text spells."""
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
     special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     special.pop(str(tokenizer.unk_token), None)  # it is also read for what the vocabulary lacks
     if not special or set(special.values()).isdisjoint(ids):
         return ids
+    # Where the vocabulary has such a symbol as a word (Unigram, WordLevel), cutting it makes it text.
     cuts = [match.start() + 1 for match in re.finditer("|".join(map(re.escape, special)), text)]
     parts = [text[first:last] for first, last in pairwise([0, *cuts, len(text)])]
     return [token for part in parts for token in tokenizer(part, add_special_tokens=False, split_special_tokens=True).input_ids]
@@ -130,7 +128,6 @@ class PieceTokenizer:
         return self.tokenizer.convert_tokens_to_string(symbols)
 
     def pieces_of(self, lines: list[bytes]) -> list[str]:
-        """Return the pieces of some lines."""
         encode = encode_template if self.reads_special else encode_text
         ids = encode(self.tokenizer, b"".join(lines).decode("utf-8", "replace"))
         return [self.symbols[number] for number in ids]

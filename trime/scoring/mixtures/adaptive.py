@@ -55,12 +55,8 @@ class Adaptive(Mixture):
         online_rate: float = 0.001,
     ):
         check_temperatures(temperatures)
-        for name, count, least in (
-            ("hidden", hidden, 1),
-            ("batch", batch, 1),
-            ("epochs", epochs, 0),
-            ("patience", patience, 0),
-        ):
+        counts = ("hidden", hidden, 1), ("batch", batch, 1), ("epochs", epochs, 0), ("patience", patience, 0)
+        for name, count, least in counts:
             check_number(name, count, at_least=least, whole=True)
         for name, rate in (("learning_rate", learning_rate), ("online_rate", online_rate)):
             check_number(name, rate, above=0)
@@ -89,21 +85,17 @@ class Adaptive(Mixture):
         return networks.logsumexp(0).T - math.log(self.networks)
 
     @property
-    def networks(self) -> int:
-        """Return the number of networks that are averaged."""
+    def networks(self) -> int:  # that are averaged
         return len(self.parameters["b2"])
 
     def network_log_weights(self, x: Float[Tensor, "n x"], known: Bool[Tensor, "n e"]) -> Float[Tensor, "k e n"]:
-        """Return log π of each network; -inf for experts that are not known.
-
-        Tokens are the last axis of every product and reduction, since experts are too few to fill vector registers.
-        """
+        """Return log π of each network; -inf for experts that are not known."""
+        # Tokens are the last axis of every product: experts are too few to fill vector registers.
         w1, b1, w2, b2 = (self.parameters[name].mT for name in LEARNED)
         hidden = torch.relu(torch.baddbmm(b1, w1, x.T.expand(self.networks, -1, -1)))
         return torch.baddbmm(b2, w2, hidden).masked_fill(~known.T, -torch.inf).log_softmax(1)
 
     def network_log_probability(self, x: Tensor, known: Tensor, log_probability: Float[Tensor, "n e"]) -> Float[Tensor, "k n"]:
-        """Return log P of each token by each network."""
         return torch.logsumexp(self.network_log_weights(x, known) + log_probability.T, 1)
 
     @torch.enable_grad()
@@ -115,7 +107,8 @@ class Adaptive(Mixture):
         x, known = self.features(total, history), total.isfinite()
         log_probability = masses.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
         network = torch.arange(self.networks)[:, None]
-        stopping = fold == (network + 1) % self.networks  # network k is scored on fold k and stopped on the next fold
+        # Network k is scored on fold k and stopped on the next fold: neither may train it.
+        stopping = fold == (network + 1) % self.networks
         held_out = stopping | (fold == network)
         self.parameters["b2"] = constant_log_weights(log_probability, known, ~held_out)[:, None]
         learned = {name: self.parameters[name].requires_grad_() for name in LEARNED}
@@ -143,6 +136,7 @@ class Adaptive(Mixture):
 
     def initialize(self, total: Tensor, history: Tensor, counts: Tensor, folds: int, generator: torch.Generator) -> None:
         """Set the scale of features, and initialize networks whose mixture weights do not depend on them."""
+        # Weights do not depend on features at first (w2 = 0): training starts from the best constant ones.
         raw_features = self.raw_features(total, history, counts)
         finite = torch.where(raw_features.isfinite(), raw_features, torch.nan)
         mean = finite.nanmean(0).nan_to_num()
@@ -187,13 +181,11 @@ class Adaptive(Mixture):
 def constant_log_weights(
     log_probability: Float[Tensor, "n e"], known: Bool[Tensor, "n e"], training: Bool[Tensor, "k n"]
 ) -> Float[Tensor, "k e"]:
-    """Return the log of the constant weights under which each set of training tokens is most probable, from WEIGHT_FLOOR up.
-
-    The weights π are shared out among the experts known at a token: P = Σ_e π_e P_e / Σ_e π_e. Each step maximises a lower
-    bound of the likelihood (EM, with the logarithm of the divisor bounded by its tangent).
-    """
+    """Return the log of the constant weights, from WEIGHT_FLOOR up, under which each training set is most probable."""
     probability = log_probability.exp() * known
     is_known, tokens = known.to(probability.dtype), training.T.to(probability.dtype)
+    # Weights are shared out among the experts known at a token: P = Σ_e π_e P_e / Σ_e π_e. Each step maximises a lower bound
+    # of the likelihood (EM, with the logarithm of the divisor bounded by its tangent).
     weight = torch.full((len(training), known.shape[1]), 1 / known.shape[1])
     for _ in range(STEPS):
         chosen = probability.T @ (tokens / (probability @ weight.T).clamp(min=torch.finfo(weight.dtype).tiny))

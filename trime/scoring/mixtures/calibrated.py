@@ -60,11 +60,8 @@ class Calibrated(Mixture):
 
 
 def fit_log_weights(masses: ExpertMasses, sizes: list[int]) -> Float[Tensor, " e"]:
-    """Return the log-weight of each expert: finite for one expert of each memory, 0 for the vocabulary.
-
-    Coordinate descent from the middle temperatures: memory after memory takes its best temperature, with the log-weights
-    fitted for each candidate.
-    """
+    """Return the log-weight of each expert: finite for one expert of each memory, 0 for the vocabulary."""
+    # Coordinate descent from the middle temperatures: a memory takes its best one, with weights fitted for each candidate.
     firsts = [1 + sum(sizes[:number]) for number in range(len(sizes))]
     chosen = [first + (size - 1) // 2 for first, size in zip(firsts, sizes, strict=True)]
     best, weight = fit_weights_of(masses, chosen, torch.zeros(len(chosen)))

@@ -41,7 +41,6 @@ class ExpertMasses(NamedTuple):
         return torch.where(self.total.isfinite(), self.target - self.total.nan_to_num(neginf=0), -torch.inf)
 
     def cpu(self) -> ExpertMasses:
-        """Return the masses on the CPU."""
         return ExpertMasses(*(part.cpu() for part in self))
 
     def take(self, index: Tensor | slice) -> ExpertMasses:
@@ -57,7 +56,6 @@ def stack_masses(vocabulary: LogMass, memories: dict[str, LogMass], document: In
 
 
 def concat_masses(parts: list[ExpertMasses]) -> ExpertMasses:
-    """Concatenate the tokens of several parts."""
     return ExpertMasses(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
@@ -75,16 +73,16 @@ class History:
         """Return the features before each of a document's next tokens, whose log-probabilities then enter the history."""
         if document != self.document:
             self.document, self.sums = document, log_probability.new_zeros(len(self.decays), 1 + log_probability.shape[1])
-        return torch.cat([self.features_of(part) for part in log_probability.split(CHUNK)])
-
-    def features_of(self, log_probability: Float[Tensor, "n e"]) -> Float[Tensor, "n f"]:
-        """Return the features of at most CHUNK tokens of the document: their weights are a matrix of n rows."""
-        value = torch.nn.functional.pad(log_probability.clamp(min=HISTORY_FLOOR), (1, 0), value=1.0)  # the ones sum to weights
-        earlier = torch.cat([self.sums[:, None], value.expand(len(self.decays), -1, -1)], 1)
-        sums = earlier.mT @ decay_powers(self.decays, len(value) + 1, value.dtype, value.device)
-        self.sums = sums[:, :, -1]
-        total, sums = sums[:, :1, :-1], sums[:, 1:, :-1]
-        return torch.where(total > 0, sums / total.clamp(min=1e-30), HISTORY_DEFAULT).flatten(0, 1).T
+        parts = []
+        # A decaying sum is a product with a matrix of powers, chunk by chunk: a loop over tokens would be slow.
+        for chunk in log_probability.split(CHUNK):
+            value = torch.nn.functional.pad(chunk.clamp(min=HISTORY_FLOOR), (1, 0), value=1.0)  # the ones sum to weights
+            earlier = torch.cat([self.sums[:, None], value.expand(len(self.decays), -1, -1)], 1)
+            sums = earlier.mT @ decay_powers(self.decays, len(value) + 1, value.dtype, value.device)
+            self.sums = sums[:, :, -1]
+            total, sums = sums[:, :1, :-1], sums[:, 1:, :-1]
+            parts.append(torch.where(total > 0, sums / total.clamp(min=1e-30), HISTORY_DEFAULT).flatten(0, 1).T)
+        return torch.cat(parts)
 
     def text_features(self, masses: ExpertMasses) -> Float[Tensor, "n f"]:
         """Return the features of all tokens of a text of whole documents."""
@@ -143,11 +141,9 @@ class Mixture(ABC):
         """
 
     def state(self) -> dict[str, Tensor]:
-        """Return the fitted parameters."""
         return {name: part.detach().contiguous() for name, part in self.parameters.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Load fitted parameters."""
         self.parameters = dict(state)
 
     def to(self, device: torch.device) -> Mixture:

@@ -13,7 +13,7 @@ from trime.common.types import Float, LogMass, Tensor
 
 
 def joint_log_prob(vocabulary: LogMass, masses: list[LogMass]) -> Float[Tensor, "*s n"]:
-    """Return log P(target) by one logsumexp over all masses, of which the vocabulary's is always finite.
+    """Return log P(target) by one logsumexp over all masses; that of the vocabulary is always finite.
 
     Raises UserError for shapes that cannot be broadcast.
     """

@@ -14,11 +14,7 @@ from trime.models.network import without_aliases
 
 
 class Checkpoints(pl.Callback):
-    """Save a checkpoint every ``every`` updates and keep the last one.
-
-    Where a validation is due at the same update, the checkpoint is saved after it, so that a resumed run neither loses nor
-    repeats the validation. List this callback last: it saves the state of those before it.
-    """
+    """Save a checkpoint every ``every`` updates and keep the last. List it last: it saves the state of those before it."""
 
     def __init__(self, folder: Path, every: int):
         self.folder, self.every = folder, every
@@ -26,7 +22,10 @@ class Checkpoints(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if ends_update(trainer, batch_idx) and not validates_now(trainer):
+        # A due validation comes first, so that a resumed run neither loses nor repeats it.
+        every = trainer.val_check_batch
+        validates_now = trainer.enable_validation and every and batches_done(trainer) % every == 0
+        if ends_update(trainer, batch_idx) and not validates_now:
             self.save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -48,11 +47,7 @@ class Checkpoints(pl.Callback):
 
 
 class BestWeights(pl.Callback):
-    """Keep the trained weights of the best validation, the one after the last update included.
-
-    ``monitor`` names the logged measure; the lowest is best, or the highest where ``highest``. Of equal ones the first counts.
-    A resumed run overwrites the weights that a killed one wrote after its last checkpoint.
-    """
+    """Keep the weights of the best validation by ``monitor`` (the lowest, or ``highest``), the last update's included."""
 
     def __init__(self, folder: Path, monitor: str = "valid/objective", highest: bool = False):
         self.folder, self.monitor, self.sign = folder, monitor, -1.0 if highest else 1.0
@@ -72,6 +67,7 @@ class BestWeights(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         score = self.sign * float(trainer.callback_metrics[self.monitor])
+        # Of equal ones the first counts.
         if score >= self.score or trainer.global_step == 0:
             return
         previous, self.score, self.update = self.update, score, trainer.global_step
@@ -86,7 +82,6 @@ class BestWeights(pl.Callback):
                     older.unlink()
 
     def file_of(self, update: int) -> Path:
-        """Return the file of the weights after an update."""
         return self.folder / f"best-{update:09d}.safetensors"
 
     def weights(self) -> dict[str, Tensor]:
@@ -103,9 +98,3 @@ def batches_done(trainer: pl.Trainer) -> int:
     """Return the number of micro-batches that Lightning counts validations by: of the epoch, or of all epochs."""
     loop = trainer.fit_loop.epoch_loop
     return 1 + (loop.total_batch_idx if trainer.check_val_every_n_epoch is None else loop.batch_idx)
-
-
-def validates_now(trainer: pl.Trainer) -> bool:
-    """Return True where Lightning is about to validate after the present micro-batch."""
-    every = trainer.val_check_batch
-    return bool(trainer.enable_validation and every) and batches_done(trainer) % (every or 1) == 0

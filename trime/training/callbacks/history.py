@@ -13,16 +13,8 @@ import pytorch_lightning as pl
 from trime.common.metrics import processor_seconds
 from trime.errors import UserError
 
-COLUMNS = [
-    "update",
-    "train/loss",
-    "train/perplexity",
-    "train/memory_share",
-    "train/lr",
-    "tokens_per_second",
-    "valid/objective",
-    "valid/objective_perplexity",
-]
+TRAIN = ["train/loss", "train/perplexity", "train/memory_share", "train/lr"]
+COLUMNS = ["update", *TRAIN, "tokens_per_second", "valid/objective", "valid/objective_perplexity"]
 
 
 class History(pl.Callback):
@@ -63,6 +55,7 @@ class History(pl.Callback):
         if not trainer.is_global_zero:
             return
         rows = []
+        # A killed run may have written rows after its last checkpoint: the resumed one writes them again.
         if self.path.exists():
             with open(self.path, newline="") as file:
                 rows = [row for row in csv.DictReader(file) if int(row["update"]) <= trainer.global_step]

@@ -55,7 +55,7 @@ class EvictionPolicy:
     def admit_entries(
         self, columns: tuple[Tensor, ...], ranking: Ranking, position: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b n"]:
-        """Return the initial scores of new entries, of which ``columns`` [b n ...] are stored, the key first."""
+        """Return the initial scores of new entries, whose stored ``columns`` are [b n ...], the key first."""
         return self.admit(ranking, position)
 
     def enter(self, columns: tuple[Tensor, ...], ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
@@ -63,14 +63,16 @@ class EvictionPolicy:
         score = self.admit_entries(columns, ranking, position)
         if not self.sinks:
             return score
+        # Entries that were ever written are counted, not those in memory: a sink is among the first of a document.
         valid = position >= 0
         count = ranking.written[:, None] + valid.cumsum(1) - 1
         return score.masked_fill(valid & (count < self.sinks), torch.inf)
 
     def compete(self, position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], size: int) -> Float[Tensor, "b c"]:
         """Return the scores by which old and new entries compete for the ``size`` slots; the newest may be protected."""
-        newest = min(self.protected(size), max(0, size - self.sinks))
-        return protect_newest(position, score, newest) if newest else score
+        if not (newest := min(self.protected(size), max(0, size - self.sinks))):
+            return score
+        return score.scatter(1, newest_slots(position, newest), torch.inf).masked_fill(position < 0, -torch.inf)
 
     def protected(self, size: int) -> int:
         """Return how many of the newest entries always stay in a memory of ``size`` slots; here none."""
@@ -112,6 +114,7 @@ class EvictionPolicy:
     def finalize(self, ranking: Ranking, summary: Summary) -> Ranking:
         """Return the ranking after a step; a step without queries changes nothing."""
         changed = (summary.last >= 0)[:, None] & (ranking.position >= 0)
+        # Sinks have the score infinity, which no attention may replace.
         if self.sinks:
             changed &= ranking.score != torch.inf
         return ranking._replace(
@@ -154,11 +157,6 @@ def check_top_k(top_k: int | None, fallback_top_k: int | None) -> None:
             check_number(f"eviction.{name}", count, at_least=1, whole=True)
 
 
-def protect_newest(position: Int[Tensor, "b c"], score: Float[Tensor, "b c"], count: int) -> Float[Tensor, "b c"]:
-    """Return the scores with infinity for the ``count`` newest entries of each row."""
-    return score.scatter(1, newest_slots(position, count), torch.inf).masked_fill(position < 0, -torch.inf)
-
-
 def newest_slots(position: Int[Tensor, "b c"], count: int) -> Int[Tensor, "b n"]:
     """Return the slots of the ``count`` newest entries of each row, of all where there are fewer."""
     return position.topk(min(count, position.shape[1]), dim=1).indices
@@ -170,11 +168,9 @@ def last_position(summary: Summary, block: AttentionBlock) -> Int[Tensor, " b"]:
 
 
 def retrieved_entries(block: AttentionBlock, top_k: int | None, fallback_top_k: int | None) -> Bool[Tensor, "b h q m"]:
-    """Return the mask of entries that each query retrieved; ``top_k`` limits it to the best of them.
-
-    A memory without a top-k of its own retrieves every visible entry; of these the ``fallback_top_k`` best count (None: all).
-    """
+    """Return the mask of entries that each query retrieved; ``top_k`` limits it to the best of them."""
     hits = block.visible if block.retrieved is None else block.retrieved & block.visible
+    # A memory without a top-k of its own retrieves all that it sees: not all of that counts as used.
     count = fallback_top_k if top_k is None and block.retrieved is None else top_k
     return hits if count is None else hits & topk_mask(block.score, count)
 

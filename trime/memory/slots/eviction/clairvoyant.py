@@ -17,6 +17,7 @@ class Clairvoyant(EvictionPolicy):
 
     def __init__(self, mass: Float[Tensor, "s n"], starts: Int[Tensor, " s"]):
         super().__init__(Constant())
+        # later[s] is the mass from step s on: a sum over the steps from the last back to it.
         later = mass.double().flip(0).cumsum(0).flip(0)
         self.later, self.starts = torch.cat([later, torch.zeros_like(later[:1])]), starts
 

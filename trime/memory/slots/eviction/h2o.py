@@ -17,13 +17,8 @@ class H2O(LFA):
     def __init__(
         self, score_transform: ScoreTransform | None = None, recent: float = 0.5, newest_first: bool = True, sinks: int = 0
     ):
-        super().__init__(
-            OwnPosition(),
-            Softmax() if score_transform is None else score_transform,
-            replaces=True,
-            newest_first=newest_first,
-            sinks=sinks,
-        )
+        transform = Softmax() if score_transform is None else score_transform
+        super().__init__(OwnPosition(), transform, replaces=True, newest_first=newest_first, sinks=sinks)
         check_number("eviction.recent", recent, at_least=0, at_most=1)
         self.recent = recent
 

@@ -16,7 +16,6 @@ class Initial(Protocol):
 
     def __call__(self, ranking: Ranking, position: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         """Return initial scores in float64, given the ranking of the entries in memory."""
-        ...
 
 
 class OwnPosition:

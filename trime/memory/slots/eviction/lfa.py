@@ -40,6 +40,7 @@ class LFA(AttentionScorePolicy):
         return summary._replace(value=value, attended=summary.attended | seen, last=last)
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
+        # Scores decay to the last query's position; before the first query nothing has decayed.
         passed = torch.where(ranking.clock >= 0, summary.last - ranking.clock, 0)
         old = self.decay(passed)[:, None] * ranking.score
         if self.replaces:

@@ -37,9 +37,8 @@ class LFU(EvictionPolicy):
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         hit = retrieved_entries(block, self.top_k, self.fallback_top_k)
         times = hit.sum((1, 2)) if self.count == "query_head" else hit.any(1).sum(1)
-        return summary._replace(
-            value=summary.value + times, attended=summary.attended | (times > 0), last=last_position(summary, block)
-        )
+        value, attended = summary.value + times, summary.attended | (times > 0)
+        return summary._replace(value=value, attended=attended, last=last_position(summary, block))
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
         times = summary.attended.double() if self.count == "step" else summary.value

@@ -30,13 +30,13 @@ class LRALast(AttentionScorePolicy):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last, query = block.position.max(1)
+        # Rows may end at different columns: the last query of each is taken before its scores are transformed.
         block = block.take(query[:, None]) if block.position.shape[1] > 1 else block
         score, visible = self.score_transform(block).squeeze(2), block.visible.squeeze(2)
-        pooled = (
-            score.masked_fill(~visible, 0.0).sum(1, dtype=torch.float64)
-            if self.heads == "sum"
-            else score.masked_fill(~visible, -torch.inf).amax(1).double()
-        )
+        if self.heads == "sum":
+            pooled = score.masked_fill(~visible, 0.0).sum(1, dtype=torch.float64)
+        else:
+            pooled = score.masked_fill(~visible, -torch.inf).amax(1).double()
         later = (last > summary.last)[:, None]
         value, hit = torch.where(later, pooled, summary.value), torch.where(later, visible.any(1), summary.attended)
         return summary._replace(value=value, attended=hit, last=last_position(summary, block))

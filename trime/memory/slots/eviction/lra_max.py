@@ -19,8 +19,5 @@ class LRAMax(AttentionScorePolicy):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         score = self.score_transform(block).masked_fill(~block.visible, -torch.inf).amax((1, 2)).double()
-        return summary._replace(
-            value=torch.maximum(summary.value, score),
-            attended=summary.attended | block.visible.any(2).any(1),
-            last=last_position(summary, block),
-        )
+        value, attended = torch.maximum(summary.value, score), summary.attended | block.visible.any(2).any(1)
+        return summary._replace(value=value, attended=attended, last=last_position(summary, block))

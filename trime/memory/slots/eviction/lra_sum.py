@@ -16,6 +16,5 @@ class LRASum(AttentionScorePolicy):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         score, seen = weighted_sums(block, self.score_transform(block), torch.ones_like(block.position, dtype=torch.float64))
-        return summary._replace(
-            value=summary.value + score, attended=summary.attended | seen, last=last_position(summary, block)
-        )
+        value, attended = summary.value + score, summary.attended | seen
+        return summary._replace(value=value, attended=attended, last=last_position(summary, block))

@@ -27,7 +27,5 @@ class LRU(EvictionPolicy):
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         hit = retrieved_entries(block, self.top_k, self.fallback_top_k).any(1)
         position = block.position[:, :, None].double().expand(hit.shape).masked_fill(~hit, -1.0).amax(1)
-        attended = summary.attended | hit.any(1)
-        return summary._replace(
-            value=torch.maximum(summary.value, position), attended=attended, last=last_position(summary, block)
-        )
+        value, attended = torch.maximum(summary.value, position), summary.attended | hit.any(1)
+        return summary._replace(value=value, attended=attended, last=last_position(summary, block))

@@ -17,7 +17,6 @@ class ScoreTransform(Protocol):
 
     def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
         """Return the importance of each entry to each query, of any precision; values of hidden entries are ignored."""
-        ...
 
 
 class Raw:

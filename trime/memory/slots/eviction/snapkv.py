@@ -73,6 +73,7 @@ class SnapKV(AttentionScorePolicy):
         score = smoothed(summary.value.sum(1) / queries, ranking.position, count, self.kernel)
         if self.is_for_questions:
             return score
+        # The newest entries keep the scores that they entered with (their positions) until they leave the window.
         newest = newest_slots(ranking.position, self.window)
         return score.scatter(1, newest, ranking.score.gather(1, newest))
 
@@ -80,10 +81,7 @@ class SnapKV(AttentionScorePolicy):
 def smoothed(
     score: Float[Tensor, "b m"], position: Int[Tensor, "b m"], newest: Int[Tensor, "b 1"], kernel: int
 ) -> Float[Tensor, "b m"]:
-    """Return the mean of the scores of ``kernel`` neighbours in order of position, where so many ``newest`` count as zeros.
-
-    Neighbours before the first entry count as zeros, too, as in the authors' average pooling.
-    """
+    """Return the mean score of ``kernel`` neighbours by position; ``newest`` entries, and none before the first, are zeros."""
     if not score.shape[1]:
         return score
     order = position.argsort(1)  # empty slots come first

@@ -33,10 +33,7 @@ BLOCK, CUDA_BLOCK = 512, 6144
 
 
 def kernels_for(product: Tensor) -> ModuleType | None:
-    """Return the module of kernels for products of this device and type; None where the definition is used.
-
-    Its ``add_masses`` and ``score_gradients`` do a tile's work, or decline it: then the definition computes this tile.
-    """
+    """Return the kernels for products of this device and type, which may decline a tile; None: the definition is used."""
     if product.dtype != torch.float32 or not product.numel():
         return None
     if product.device.type == "cuda":
@@ -49,7 +46,6 @@ def kernels_for(product: Tensor) -> ModuleType | None:
 
 
 def mask_scores(scores: Float[Tensor, "t n m"], visible: Bool[Tensor, "n m"] | None) -> Tensor:
-    """Return scores with -inf where an entry is not visible."""
     return scores if visible is None else scores.masked_fill(~visible, -math.inf)
 
 
@@ -113,11 +109,11 @@ class _Blockwise(torch.autograd.Function):
 
 
 def add_tile(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Tile, tiles: Tiles) -> None:
-    """Add a tile to the masses, in place."""
+    """Add a tile to the masses, in place; in a function, so that its scores are freed before the next tile's product."""
     kernels = kernels_for(product)
     if kernels and kernels.add_masses(target, total, product, divisor, tile, tiles):
         return
-    scores, hit = product / divisor[:, None, None], token_matches(tiles, tile)
+    scores, hit = product / divisor[:, None, None], tiles.query.token[tile.row, None] == tiles.memory.token[None, tile.column]
     reference_add_masses(target[:, tile.row], total[:, tile.row], scores, tile.visible, hit)
     if tile.both:
         back = None if tile.back is None else tile.back.T
@@ -132,17 +128,12 @@ def product_gradient(
     slope = kernels.score_gradients(masses, gradients, product, divisor, tile, tiles) if kernels else None
     if slope is not None:
         return slope
-    scores, hit = product / divisor[:, None, None], token_matches(tiles, tile)
+    scores, hit = product / divisor[:, None, None], tiles.query.token[tile.row, None] == tiles.memory.token[None, tile.column]
     gradient = reference_score_gradients(masses, gradients, tile.row, scores, tile.visible, hit)
     if tile.both:
         back = None if tile.back is None else tile.back.T
         gradient += reference_score_gradients(masses, gradients, tile.column, scores.mT, back, hit.T).mT
     return (gradient / divisor[:, None, None]).sum(0)
-
-
-def token_matches(tiles: Tiles, tile: Tile) -> Bool[Tensor, "n m"]:
-    """Return the mask of pairs in which the row's target is the column's token."""
-    return tiles.query.token[tile.row, None] == tiles.memory.token[None, tile.column]
 
 
 def blockwise_mass(

@@ -14,16 +14,13 @@ TargetAndTotal = Sequence[Float[Tensor, "t all"]]  # of target and total
 
 
 class Tile(NamedTuple):
-    """Rows of queries, columns of memory, and the mask of what rows see of columns; None: everything.
-
-    ``both``: the columns are queries to the rows too, and ``back`` masks what they see of the rows.
-    """
+    """Rows of queries, columns of memory, and the mask of what rows see of columns; None: everything."""
 
     row: slice
     column: slice
     visible: Bool[Tensor, "n m"] | None
-    both: bool = False
-    back: Bool[Tensor, "n m"] | None = None
+    both: bool = False  # the columns are queries to the rows too
+    back: Bool[Tensor, "n m"] | None = None  # what they see of the rows
 
 
 class Tiles:
@@ -39,6 +36,7 @@ class Tiles:
     def __iter__(self) -> Iterator[Tile]:
         for row in range(len(self.rows)):
             for column in range(row + 1 if self.symmetric else len(self.columns)):
+                # Of a symmetric product only the lower triangle is computed; its tiles serve both sides where both see.
                 seen = self.sees_some(row, column)
                 seen_back = self.symmetric and column < row and self.sees_some(column, row)
                 if seen and seen_back:
@@ -51,7 +49,6 @@ class Tiles:
                     yield Tile(self.rows[row], self.columns[column], self.mask(row, column))
 
     def sees_some(self, row: int, column: int) -> bool:
-        """Return whether a block of queries sees anything of a block of memory."""
         return not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
 
     def mask(self, row: int, column: int) -> Bool[Tensor, "n m"] | None:
