@@ -148,6 +148,7 @@ def copy_parts(parts: list[Part], target: Path) -> None:
 def portable_config(graph: Graph) -> dict[str, Any]:
     """Return the configuration without what belongs to this machine: places, loggers, devices, the datasets' readers."""
     config = without(plain(graph.config), OF_THE_RUN)
+    config |= {"memory": {}, "callbacks": {}, "logger": {"lightning": {}}}  # of the training, which the graph describes
     tokenizer = tokenizer_target(graph)
     reader = {"_target_": "trime.data.datasets.folder.Folder", "name": "bundle", "tokenizer": {"_target_": tokenizer}}
     config["dataset"], config["evaluate"]["dataset"] = reader, None
