@@ -18,7 +18,6 @@ from trime.lab.manifest import build_seconds
 from trime.lab.provenance import PROVENANCE, provenance
 from trime.report.results import read_run
 from trime.report.run_result import Dataset, Datastore, Row, ScoredRun, ScoredText, Subsets, Training
-from trime.stages.encode import Encode
 from trime.stages.graph import Graph
 from trime.stages.prepare import PreparedText
 
@@ -35,7 +34,15 @@ def collect_results(graph: Graph, also: Iterable[Artefact] = ()) -> ScoredRun:
 
     train, imported, tuned = noted("train.json") or {}, noted("imported.json"), graph.tune.tuned()
     parameters = train.pop("parameters", None)
-    scored = {encoded.split: scored_text(encoded) for encoded in (graph.valid, graph.test)}
+    scored, durations = {}, {}
+    for encoded in (graph.valid, graph.test):
+        corpus = encoded.corpus.corpus()
+        windows = encoded.windows(corpus)
+        size, documents = round(scored_bytes(corpus, encoded.split, windows)), len(np.unique(windows.document))
+        scored[encoded.split] = ScoredText(tokens=windows.scored(), bytes=size, documents=documents)
+    for stage in MAKING:  # whichever run built its artefacts
+        if folders := [artefact.folder for artefact in graph.made_by(stage)]:
+            durations[stage] = round(sum(build_seconds(folder) for folder in folders if folder.exists()), 2)
     rows = {"valid": tuned["rows"], "test": graph.evaluate.rows()}
     described = {name: memory.description() for name, memory in graph.memories.stored.items()}
     stores = {name: Datastore(**(about | tuned["recall"][name])) for name, about in described.items() if about}
@@ -59,7 +66,7 @@ def collect_results(graph: Graph, also: Iterable[Artefact] = ()) -> ScoredRun:
         metrics={split: [with_bits(row, metric, scored[split]) for row in of_split] for split, of_split in rows.items()},
         scored=scored,
         duplicates=graph.duplicates,
-        durations=durations(graph),
+        durations=durations,
         made_from=made_from(graph, *MAKING, also=also),
         artefacts={"fit": str(model), "evaluate": str(graph.evaluate.folder)},
         **{name: value for name, value in content.items() if value is not None},
@@ -84,17 +91,6 @@ def dataset_of(prepared: PreparedText) -> Dataset:
     )
 
 
-def scored_text(encoded: Encode) -> ScoredText:
-    """Return how many tokens of an encoded split are scored, of how many documents, and how many bytes they predict."""
-    corpus = encoded.corpus.corpus()
-    windows = encoded.windows(corpus)
-    return ScoredText(
-        tokens=windows.scored(),
-        bytes=round(scored_bytes(corpus, encoded.split, windows)),
-        documents=len(np.unique(windows.document)),
-    )
-
-
 def with_bits(row: dict[str, Any], metric: str, text: ScoredText) -> Row:
     """Return a row with its bits per predicted byte of text, and with its metric unless that is perplexity."""
     per_token = {"bits/char": {"bits_per_character": bits(row["loss"])}, "bits/byte": {"metric": metric}}
@@ -108,16 +104,6 @@ def made_from(graph: Graph, *stages: str, also: Iterable[Artefact] = ()) -> list
     named = (config.checkpoint, config.datastore.path, *stores, config.mixture.get("path"), config.model.get("name"))
     artefacts = [*also, *(artefact for stage in stages for artefact in graph.made_by(stage))]
     return sorted({*(artefact.name for artefact in artefacts), *(Path(path).name for path in named if path)})
-
-
-def durations(graph: Graph) -> dict[str, float]:
-    """Return the seconds that each stage's artefacts took to build, whichever run built them."""
-    made = {stage: [artefact.folder for artefact in graph.made_by(stage)] for stage in MAKING}
-    return {
-        stage: round(sum(build_seconds(folder) for folder in folders if folder.exists()), 2)
-        for stage, folders in made.items()
-        if folders
-    }
 
 
 def keep_provenance(file: Path, results: ScoredRun) -> ScoredRun:

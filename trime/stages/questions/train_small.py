@@ -1,4 +1,7 @@
-"""train_small: trains a small model in the transformers format to answer questions over short contexts."""
+"""train_small: trains a small model in the transformers format to answer questions over short contexts.
+
+init_small: creates one with random weights and a dataset's tokenizer, which model=pretrained then trains.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,14 @@ from trime.common.io import write_json
 from trime.common.metrics import ResourceUsage
 from trime.common.types import Tensor
 from trime.config.schema import Small
+from trime.data.byte_pairs import train_pieces
 from trime.data.questions.base import Example, Questions, prompt
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.config_hash import QUESTION_PLACES, without
 from trime.lab.stage import Stage
-from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
+from trime.models.pretrained.tokenizer import END, PADDING, encode_prompt, encode_text, save_tokenizer, train_word_level
+from trime.stages.prepare import PreparedText
 from trime.stages.pretrained import is_pretrained
 from trime.training.answering import AnsweringModule, QuestionBatch
 from trime.training.trainer import TrainerSettings, quiet, run_training
@@ -71,7 +76,10 @@ class TrainSmall(Artefact):
     def build(self, folder: Path) -> None:
         settings, questions = self.small, instantiate(self.questions, _convert_="all")
         pl.seed_everything(self.seed, verbose=False)
-        tokenizer = train_word_level(vocabulary_texts(questions, settings.batch), settings.vocabulary, folder)
+        if len(examples := list(questions.examples("train"))) < settings.batch:
+            raise UserError(f"there are {len(examples)} questions to learn from, fewer than small.batch={settings.batch}")
+        texts = (f"{prompt(example)} {example.answers[0]}" for example in examples)
+        tokenizer = train_word_level(texts, settings.vocabulary, folder)
         small = instantiate(settings.model, _convert_="all")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         parameters, updates = sum(part.numel() for part in model.parameters()), self.trainer.updates
@@ -92,13 +100,30 @@ class TrainSmall(Artefact):
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def vocabulary_texts(questions: Questions, minimum: int) -> Iterator[str]:
-    """Yield prompts and answers of one draw, for the vocabulary; UserError if there are fewer than ``minimum``."""
-    examples = list(questions.examples("train"))
-    if len(examples) < minimum:
-        raise UserError(f"there are {len(examples)} questions to learn from, fewer than small.batch={minimum}")
-    for example in examples:
-        yield f"{prompt(example)} {example.answers[0]}"
+@dataclass(frozen=True, eq=False)
+class InitSmall(Artefact):
+    """An untrained small model with a tokenizer of ``vocabulary`` byte pairs, in the transformers format."""
+
+    kind, format = "init_small", 2
+
+    model: dict[str, Any]
+    vocabulary: int
+    seed: int
+    text: Free[PreparedText]  # the tokenizer learns from its lines, which need not be prepared
+    lab: Free[Lab]
+
+    def identity(self) -> Any:
+        return super().identity() | self.text.text_identity()
+
+    def build(self, folder: Path) -> None:
+        documents = self.text.dataset.documents("train")
+        lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
+        tokenizer = save_tokenizer(train_pieces(lines, self.vocabulary, special_tokens=[PADDING, END]), folder)
+        torch.manual_seed(self.seed)
+        small = instantiate(self.model, _convert_="all")
+        model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+        model.save_pretrained(folder)
+        log.info(f"init_small: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")
 
 
 class ExampleLoader:
@@ -181,3 +206,4 @@ def spread_positions(tokens: list[int], ends: set[int], room: int, draw: random.
 
 
 TRAIN_SMALL = Stage("train_small", lambda graph: [graph.small_model if is_pretrained(graph.config) else None])
+INIT_SMALL = Stage("init_small", lambda graph: [graph.initial_model], of_run=False)

@@ -55,7 +55,11 @@ class PreparePairs(PreparedText):
     def build(self, folder: Path) -> None:
         text, tokenizer = self.text, self.tokenizer(folder)
         source, target = (Side(text, side, tokenizer) for side in (0, 1))
-        vocabularies = self.dictionaries or self.training_dictionaries(source, target)
+        vocabularies = self.dictionaries
+        if not vocabularies:  # one for both languages, or one for each (fairseq-preprocess with --joined-dictionary or without)
+            counts = [symbol_counts(source), symbol_counts(target)]
+            shared = [counts[0] + counts[1]] * 2 if self.joined_dictionary else counts
+            vocabularies = Dictionaries(*(Vocabulary.fairseq_from_counts(count, None, 1) for count in shared))
         (folder / "source").mkdir(exist_ok=True)
         build_corpus(source, folder / "source", vocabularies.source)
         build_corpus(target, folder, vocabularies.target)
@@ -78,14 +82,6 @@ class PreparePairs(PreparedText):
         pieces = JointBPE.train(chain.from_iterable(self.text.pairs("train")), self.vocabulary.max_size)  # type: ignore[arg-type]
         pieces.save(folder / PIECES)
         return pieces
-
-    def training_dictionaries(self, source: Side, target: Side) -> Dictionaries:
-        """Return one dictionary for both languages, or one for each (as fairseq-preprocess --joined-dictionary or without)."""
-        counts = symbol_counts(source), symbol_counts(target)
-        if self.joined_dictionary:
-            joined = Vocabulary.fairseq_from_counts(counts[0] + counts[1], None, 1)
-            return Dictionaries(joined, joined)
-        return Dictionaries(*(Vocabulary.fairseq_from_counts(count, None, 1) for count in counts))
 
     def corpus(self) -> ParallelCorpus:
         """Return the finished corpus."""

@@ -1,4 +1,4 @@
-"""Artefact of stages tune and evaluate: beam search over a split with a row's mixture at every step, and BLEU (Appendix C)."""
+"""Artefacts of tune and evaluate: beam search over a split with a row's mixture at every step, and BLEU (Appendix C)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.models.network import Network
 from trime.stages.encode import Encode
+from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.tune import TunedRows
 
 
@@ -61,9 +62,8 @@ class Translate(ArtefactInParts):
             for content in contents:
                 usage.add(content)
             texts = [text for content in contents for text in content["texts"]]
-            write_atomically(
-                folder / f"row-{number}.jsonl", "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts)
-            )
+            lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts)
+            write_atomically(folder / f"row-{number}.jsonl", lines)
             rate = round(len(texts) / usage.seconds, 1)
             results.append(score_translations(texts, parts.references) | {"sentences_per_second": rate})
         write_json(folder / "bleu.json", {"rows": results})
@@ -124,19 +124,35 @@ class TranslatedBatches(Parts):
             files.setdefault(row, []).append(file)
         return files
 
-    def translator(self, row: int) -> Translator:
-        """Return what translates by a row; only that of the latest row is kept."""
-        if self.latest is None or self.latest[0] != row:
-            self.latest = row, self.translate.translator(row)
-        return self.latest[1]
-
     def make(self, number: int, advance: Advance) -> None:
         row, low, high = self.batches[number]
-        translator = self.translator(row)
+        if self.latest is None or self.latest[0] != row:  # no more than one is kept, for each has its memories open
+            self.latest = row, self.translate.translator(row)
         meter = ResourceUsage()
-        (texts,) = translator.translate(self.source, low, high)
+        (texts,) = self.latest[1].translate(self.source, low, high)
         write_json(self.file(number), {"texts": texts} | meter.note(), indent=None)
         advance(high - low)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluateTranslations(TestResults):
+    """Loss and BLEU of every row on the test split: ``rows.json``."""
+
+    kind, stage = "evaluate_translations", "evaluate"
+
+    losses: Evaluate
+    translations: Translate
+    lab: Free[Lab]
+
+    def build(self, folder: Path) -> None:
+        results = [row | bleu for row, bleu in zip(self.losses.rows(), self.translations.scores(), strict=True)]
+        for row in results:
+            row["tuned"] |= {"k": row["k"]} if row["k"] else {}
+        write_json(folder / "rows.json", results)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the results of every row, with the statistics that a paired bootstrap of BLEU needs."""
+        return [row | {"bleu_statistics": self.translations.bleu_statistics(n)} for n, row in enumerate(super().rows())]
 
 
 def bleu_statistics(texts: list[str], references: list[str]) -> list[list[int]]:
