@@ -60,6 +60,7 @@ class Audit:
         """Return the windows that can affect window ``last``, itself included: as many as the memories reach back."""
         room, first = max([size for row in self.scorer.rows for size in row.sizes] or [0]), last
         scored = self.windows.length - self.windows.context
+        # Its memories reach back from its first scored token; its context is text of earlier windows, read before that.
         while first > 0 and room > -int(self.windows.context[last]):
             first, room = first - 1, room - int(scored[first - 1])
         if self.network.is_stateful or any(memory.depends_on_whole_document for memory in self.scorer.memories.values()):
@@ -92,6 +93,7 @@ class Audit:
             targets = collate(self.text, self.windows, [number], special_ids).targets.to(self.device).flatten()
             encoding = reader.encode(batch)
             contexts = contexts_of(batch, encoding.g.float()).take(is_token(batch).flatten())
+            # Every batch numbers its segments from 0, but memories must tell windows apart.
             contexts = contexts._replace(positions=contexts.positions._replace(segment=contexts.positions.segment + number))
             scored = batch.scored.flatten()
             mass = self.network.vocabulary_mass(encoding.f.flatten(0, 1)[scored], targets[scored])
@@ -129,6 +131,7 @@ class Audit:
         other[position] = (other[position] + 1) % len(self.corpus.vocabulary)
         for targets in (last.targets, other):
             scorers = [row.window_scorer() for _, row in fitted]
+            # The windows before are scored, too, because mixtures may carry a history from one to the next.
             for window, masses in self.scorer.query(iter([*windows[:-1], last._replace(targets=targets)])):
                 for scorer, (index, _) in zip(scorers, fitted, strict=True):
                     scorer(window, masses[index])
@@ -138,6 +141,7 @@ class Audit:
     def stored_encoding_error(self, number: int) -> float:
         """Return the mean difference between the scores by stored and by fresh encodings of a window, in nats per token."""
         numbers = self.relevant_windows(number)
+        # Encodings of the same windows as they were stored, from which the run's results come.
         windows = islice(read_windows(self.graph.test.path(), self.device), numbers[0], numbers[-1] + 1)
         (*_, (_, row_scores)) = self.scorer.score_rows(windows)
         pairs = zip(row_scores, self.scores(number), strict=True)
@@ -246,6 +250,7 @@ def judge(results: dict[str, Any], holds_test_text: set[bool]) -> tuple[list[str
 
 def copied_shares(text: Split, store: Datastore) -> dict[str, float]:
     """Return the share of each document that lies in runs of RUN_LENGTH tokens which the datastore holds too."""
+    # Runs that begin at multiples of their length are enough here: a copy twice as long contains one, wherever it begins.
     known = np.unique(hashes(store.token.numpy()[: len(store) // RUN_LENGTH * RUN_LENGTH].reshape(-1, RUN_LENGTH)))
     shares = {}
     for document, (low, high) in enumerate(zip(text.offsets[:-1], text.offsets[1:], strict=True)):
@@ -254,6 +259,7 @@ def copied_shares(text: Split, store: Datastore) -> dict[str, float]:
             continue
         windows = hashes(np.lib.stride_tricks.sliding_window_view(tokens, RUN_LENGTH))
         starts = np.flatnonzero(np.isin(windows, known))
+        # One more where a copied run begins and one less behind its end, so that the running sum counts the runs over a token.
         covered = np.zeros(len(tokens) + 1, np.int64)
         np.add.at(covered, starts, 1)
         np.add.at(covered, starts + RUN_LENGTH, -1)
@@ -263,6 +269,7 @@ def copied_shares(text: Split, store: Datastore) -> dict[str, float]:
 
 def hashes(rows: np.ndarray) -> np.ndarray:
     """Return a 64-bit hash of each row of tokens."""
+    # A factor that is odd loses no bit of its token.
     factors = np.random.default_rng(0).integers(1, 2**63, RUN_LENGTH, dtype=np.uint64) | np.uint64(1)
     result = np.zeros(len(rows), np.uint64)
     for column in range(RUN_LENGTH):

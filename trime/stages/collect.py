@@ -32,6 +32,7 @@ def collect_results(graph: Graph, also: Iterable[Artefact] = ()) -> ScoredRun:
         """Return the content of a JSON file of the model; None if there is none."""
         return json.loads((model / name).read_text()) if (model / name).exists() else None
 
+    # A model is trained here or imported, and an imported one has no train.json.
     train, imported, tuned = noted("train.json") or {}, noted("imported.json"), graph.tune.tuned()
     parameters = train.pop("parameters", None)
     scored, durations = {}, {}
@@ -69,6 +70,7 @@ def collect_results(graph: Graph, also: Iterable[Artefact] = ()) -> ScoredRun:
         durations=durations,
         made_from=made_from(graph, *MAKING, also=also),
         artefacts={"fit": str(model), "evaluate": str(graph.evaluate.folder)},
+        # Fields without a value are left out of results.json altogether, as earlier versions did.
         **{name: value for name, value in content.items() if value is not None},
     )
 
@@ -100,6 +102,7 @@ def with_bits(row: dict[str, Any], metric: str, text: ScoredText) -> Row:
 def made_from(graph: Graph, *stages: str, also: Iterable[Artefact] = ()) -> list[str]:
     """Return the names of the artefacts of some stages, and of the folders that the configuration names in their place."""
     config = graph.config
+    # A folder that the configuration names stands for artefacts, which pruning must spare as well.
     stores = [memory.config.datastore.path for memory in graph.memories.stored.values()]
     named = (config.checkpoint, config.datastore.path, *stores, config.mixture.get("path"), config.model.get("name"))
     artefacts = [*also, *(artefact for stage in stages for artefact in graph.made_by(stage))]

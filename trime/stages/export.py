@@ -54,6 +54,7 @@ def export(graph: Graph) -> Path:
         raise UserError(f"export.path={folder} exists: delete it, or name another folder")
     results = portable(read_run(graph.run_folder / "results.json"))
     assert isinstance(results, ScoredRun)
+    # It gets its name when it is complete, so that no half of a bundle is opened.
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)
     copy_artefacts(graph, partial)
@@ -61,6 +62,7 @@ def export(graph: Graph) -> Path:
     pretrained = named if named and named.is_dir() else None  # a repository is not copied: its name opens it anywhere
     if pretrained:
         shutil.copytree(pretrained, partial / PRETRAINED)
+    # An artefact's hash cannot be computed without the places that its settings name: the bundle says it instead.
     content = {
         "format": FORMAT,
         "version": trime.__version__,
@@ -143,6 +145,7 @@ def portable_config(graph: Graph, has_pretrained: bool) -> dict[str, Any]:
     reader = {"_target_": "trime.data.datasets.folder.Folder", "name": "bundle", "tokenizer": {"_target_": tokenizer}}
     config["dataset"], config["evaluate"]["dataset"] = reader, None
     config["checkpoint"] = config["checkpoint"] and graph.model.folder.name
+    # Every memory with a datastore has a section that says of which text, and so has the configuration as a whole.
     sections = [(graph.config, config["datastore"])]
     for name, node in config["test_memories"].items():
         if memory := graph.memories.stored.get(name):

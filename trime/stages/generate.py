@@ -40,6 +40,7 @@ def generate(graph: Graph) -> None:
     if graph.config.explain:
         print(f"\n{writer.text(writer.written)}", flush=True)
     content = {"prompt": prompt, "text": text, "model": writer.label, "tokens": [token._asdict() for token in tokens]}
+    # The name depends on all that decides the text, so that no other text overwrites it.
     settings = {name: plain(graph.config[name]) for name in ("generate", "seed", "model", "eviction", "explain")}
     file = writer.folder / f"generated-{sha256(json.dumps([prompt, settings]).encode()).hexdigest()[:8]}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -52,6 +53,7 @@ def extend_shown(shown: str, text: str) -> tuple[str, str]:
 
     White space at the end waits, because punctuation may remove it; so does a character of which some bytes are missing.
     """
+    # A tokenizer writes some marks without the blank before them, and a character byte by byte.
     complete = text.rstrip().removesuffix("\N{REPLACEMENT CHARACTER}")
     common = next((i for i, (a, b) in enumerate(zip(shown, complete, strict=False)) if a != b), min(len(shown), len(complete)))
     return complete[common:], complete

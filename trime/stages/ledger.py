@@ -127,6 +127,7 @@ def answered_cells() -> list[Cell]:
 
     ``tolerance`` is None if the paper's model is not public.
     """
+    # A row names an experiment, a column the overrides that make it a column's command.
     tables = yaml.safe_load((CONF / "published_attendre.yaml").read_text(encoding="utf-8"))
     return [
         Cell(table, row, column, value, content.get("tolerance"), f"{description['experiment']} {override}")
@@ -175,6 +176,7 @@ def counts(cells: list[Cell]) -> str:
 def write_ledger(config: DictConfig) -> Path:
     """Write ledger.md in the outputs folder and print how many cells are in each state; return its path."""
     outputs = Path(config.paths.outputs).expanduser()
+    # Kept results count, too: a clone without runs of its own shows what was measured when they were made.
     runs = results_in([outputs / "runs", CONF.parent / "benchmarks" / "results"])
     cells = [cell for name, expected in reproductions().items() for cell in reproduced_cells(name, expected, runs)]
     cells += [with_answers(cell, runs) for cell in answered_cells()]

@@ -21,7 +21,7 @@ from trime.report.figures import configured_figures
 from trime.report.page import Page, Section, commands_section, picture_sections, sample_sections, write_page
 from trime.report.passages import Sample, save_passages
 from trime.report.results import write_results
-from trime.report.run_result import AnsweringRun, AnswerRow, RunResult, ScoredRun
+from trime.report.run_result import AnsweringRun, AnswerRow, ScoredRun
 from trime.report.tables import Replay, Table
 from trime.stages.analysis.run_analysis import TOKENS
 from trime.stages.collect import collect_results, keep_provenance, made_from
@@ -46,7 +46,9 @@ def report_run(graph: Graph) -> RunOutcome:
     config, folder = graph.config, graph.run_folder
     folder.mkdir(parents=True, exist_ok=True)
     sampled = samples_of(graph)
+    # The samples' artefact is of the run before it is drawn, so that pruning does not take what was drawn so far.
     run = keep_provenance(folder / "results.json", collect_results(graph, [sampled] if sampled else []))
+    # Written before anything slow or fragile, such as pictures: they are the result.
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", run)
     if config.logger.history:
@@ -82,7 +84,7 @@ def report_run(graph: Graph) -> RunOutcome:
         *([f"{run.train.updates:,} updates"] if run.train.updates else []),
         *([] if run.is_trained else ["not trained"]),
         f"{run.hardware['gpu'] or run.hardware['cpu']}, {run.hardware['cores']} cores",
-        commit_fact(run),
+        f"commit {(run.commit or 'unknown')[:12]}",
     ]
     page = write_page(Page(run.name, facts, [*sections, commands_section([run])], files), folder / "page.html")
     tokens = {TOKENS.partition(".")[0]: folder / TOKENS} if graph.per_token else {}
@@ -134,11 +136,6 @@ def translations_section(graph: TranslationGraph, run: ScoredRun) -> list[Sectio
     return [Section("Translations", note, shown)] if shown else []
 
 
-def commit_fact(run: RunResult) -> str:
-    """Return the commit of a run's code as pages name it."""
-    return f"commit {(run.commit or 'unknown')[:12]}"
-
-
 def report_replay(graph: Graph) -> None:
     """Write and print the table and the picture of what every eviction policy retains."""
     folder, replay = graph.run_folder, Replay(**graph.replay.summary())
@@ -169,7 +166,7 @@ def report_answers(graph: Graph) -> RunOutcome:
     sections = [Section("Results", note, [table])]
     for panel, sample in zip(panels, samples, strict=True):
         sections += picture_sections(f"A question that was {sample.judgement}", [panel], sample.note)
-    facts = [f"seed {run.seed}", f"split {config.answering.split}", commit_fact(run)]
+    facts = [f"seed {run.seed}", f"split {config.answering.split}", f"commit {(run.commit or 'unknown')[:12]}"]
     page = Page(run.name, facts, [*sections, commands_section([run])], ["results.json", "config.yaml", "table.csv"])
     print(f"page: {write_page(page, folder / 'page.html')}")
     return RunOutcome(folders=(folder,))

@@ -53,6 +53,7 @@ class RunAnalysis(Artefact):
 
     def analyse(self, encoded: Encode) -> dict[str, Any]:
         """Return the analysis of one split."""
+        # All sizes of the last row of the papers are scored in the same pass; the other settings stay as tuned.
         rows = list(self.tune.rows())
         sized = max(number for number, row in enumerate(rows) if isinstance(row, MixtureSpec))  # the last of the papers' rows
         tuned_size = [0] * len(rows)  # the index of a row's tuned memory size among its sizes

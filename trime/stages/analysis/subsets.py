@@ -55,6 +55,7 @@ class SubsetMixtures(Artefact):
         fitted, states = [], dict[str, torch.Tensor]()
         chosen = subsets(self.tune.row().memory_order, self.selection)
         for number, names in enumerate(Progress(chosen, unit="subset", desc="fit subsets")):
+            # The mixture of all memories is fitted already, and without memories there is nothing to fit.
             if names == self.tune.row().memory_order:
                 loss = self.tune.summary()["row"]["loss"]
             elif not names:
@@ -184,6 +185,7 @@ class SubsetParts(SplitParts):
     def make(self, number: int, advance: Advance) -> None:
         part, meters = self.parts[number], {name: MeteredMemory(memory) for name, memory in self.memories.items()}
         scorer, sums, seconds = self.scorer, [LossSums() for _ in self.rows], [0.0 for _ in self.rows]
+        # A meter for each part, because parts may be made by other processes or by an earlier run.
         scorer.memories = {**meters}  # type: ignore[dict-item]
         scorers, tokens, shares, bins = [row.window_scorer() for row in self.rows], [], [], []
         full_scorer = scorers[-1]
@@ -194,6 +196,7 @@ class SubsetParts(SplitParts):
                 score = score_window(window, row_masses)
                 seconds[row] += now() - started
                 sums[row].add(window, score)
+            # The full mixture is scored last: its masses and weights are those of this window.
             share, token_bins = token_weights(self.bins, full_scorer.expert_masses.total, full_scorer.log_weights)
             tokens.append(window.query.token)
             shares.append(share)
@@ -229,6 +232,7 @@ class MeteredMemory:
 
 def now() -> float:
     """Return the time in seconds, after all work queued on the device is done."""
+    # A device computes on after a call returns.
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -301,6 +305,7 @@ class Weights:
         for table, part in zip(self.by_token, share.unbind(1), strict=True):
             table.add(token, part)
         for table, part, bins in zip(self.by_bin.values(), share[:, 1:].unbind(1), number.unbind(1), strict=True):
+            # -1: the memory knew nothing of the token.
             known = bins >= 0
             table.add(bins[known], part[known])
 

@@ -182,7 +182,9 @@ class Answer(ArtefactInParts):
         """Return the answers to groups of questions, with whether they are right; the text of a group is read once."""
         started, lines = time.perf_counter(), []
         texts, questions = zip(*(group[0][1] for group in groups), strict=True)
+        # A guided reading is told the questions beforehand.
         reading = answerer.start([*texts], questions=[*questions])
+        # The text's tokens count for the first question about it, the others read only their own.
         asked = [(text, *pair, pair is group[0]) for text, group in enumerate(groups) for pair in group]
         for batch in batched(asked, self.answering.batch_size):
             session = reading.ask([made.rest for _, _, made, _ in batch], [text for text, *_ in batch])
@@ -213,6 +215,7 @@ class AnswerParts(Parts):
         self.examples = answer.examples()
         self.batch_size = answer.answering.batch_size
         texts = groupby(enumerate(self.examples), key=lambda one: one[1].context if answer.shares_texts else one[0])
+        # A part ends between texts, so that no text is read twice.
         self.sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), self.batch_size)]
         self.starts = [0, *accumulate(self.sizes)]
 
@@ -265,5 +268,6 @@ def solved_examples(questions: dict[str, Any], count: int) -> list[Example]:
         return []
     if "words" not in questions:
         raise UserError("answering.examples: these questions have no context of facts alone, set it to 0")
+    # Without words of filler a context is its facts alone.
     short = instantiate(questions | {"words": 0, "min_words": None, "count": count}, _convert_="all")
     return [*islice(short.examples("train"), count)]

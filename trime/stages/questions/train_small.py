@@ -88,6 +88,7 @@ class TrainSmall(Artefact):
         schedule = instantiate(self.schedule, _convert_="all")
         task = AnsweringModule(model, optimizer, schedule, settings.prompt_loss_weight, self.seed)
         without_context = instantiate(self.questions | {"words": 0, "min_words": None}, _convert_="all")
+        # A curriculum: facts alone come before facts within text.
         first = round(settings.facts_only_share * updates)
         phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()
         loader = ExampleLoader(phases, tokenizer, settings, self.seed)
@@ -97,6 +98,7 @@ class TrainSmall(Artefact):
         model.save_pretrained(folder)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         write_json(folder / "train.json", metrics | {"seconds": round(meter.seconds, 1)})
+        # Checkpoints serve a killed training alone.
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
@@ -152,6 +154,7 @@ class ExampleLoader:
         for epoch in count():
             order = random.Random(f"{questions.seed} {epoch}")
             for group in batched(questions.examples("train", draw=epoch), SORTED_BATCHES * self.settings.batch):
+                # Examples of one length need little padding; batches are shuffled again, so that lengths alternate.
                 group.sort(key=lambda example: len(example.context))
                 batches = list(batched(group, self.settings.batch))
                 order.shuffle(batches)
@@ -199,6 +202,7 @@ def spread_positions(tokens: list[int], ends: set[int], room: int, draw: random.
     The total length of the gaps is drawn log-uniformly and divided among them at random.
     """
     breaks = [place for place, token in enumerate(tokens[:-1], 1) if token in ends]
+    # Log-uniformly, so that short gaps are as frequent as long ones.
     missing = int((room - len(tokens) + 1) ** draw.random()) - 1
     cuts = sorted(draw.randint(0, missing) for _ in breaks[1:])
     gaps = dict(zip(breaks, (end - start for start, end in pairwise([0, *cuts, missing])), strict=False))

@@ -46,7 +46,8 @@ class Record(Artefact):
         return [self.encoded.corpus, self.encoded.model]
 
     def identity(self) -> Any:
-        encoded = {key: value for key, value in self.encoded.identity().items() if key != "reading"}  # its size and policy
+        # The memory's size and policy are no part of what is recorded, and neither is the type of stored encodings.
+        encoded = {key: value for key, value in self.encoded.identity().items() if key != "reading"}
         return super().identity() | encoded | {"portion": identity_of(replace(self.encoded.portion, dtype=""))}
 
     def build(self, folder: Path) -> None:
@@ -54,6 +55,7 @@ class Record(Artefact):
         text, windows = corpus.split(self.encoded.split), self.encoded.windows(corpus)
         if "top_k" not in self.encoded.settings.model["backbone"].get("memory", {}):
             raise UserError(NO_MEMORY)
+        # What a memory holds changes later queries and keys unless it holds everything, as it does here.
         network, description = self.unlimited(windows).open(self.encoded.model.path())
         device, backbone = self.encoded.hardware.device, network.backbone
         network.to(device)
@@ -81,6 +83,7 @@ class Record(Artefact):
                     write_tensors(file, columns)
                 bar.update(int(windows.length[rows].sum()))
         memory = description["model"]["backbone"]["memory"]
+        # A replay searches exactly, over all heads together, and knows only windows of one length.
         same_search = (
             memory["search"] == "exact" and not memory["per_head"] and not getattr(self.encoded.windowing, "lines", False)
         )

@@ -115,6 +115,7 @@ class ReplayedPieces(Parts):
     def make(self, number: int, advance: Advance) -> None:
         documents, sizes = [], self.replay.sizes
         for document in self.replay.documents(self.pieces[number]):
+            # The oracle knows the whole document's future, so that it is another policy for each.
             policies = self.policies | {ORACLE: Clairvoyant(document.mass, document.starts)}
             results = {name: document.replay(policy, sizes) for name, policy in policies.items()}
             documents.append({"mass": float(document.mass.sum()), "sizes": sizes, "results": results})
@@ -204,12 +205,14 @@ class KeyDocument:
 
     def retained_positions(self, policy: EvictionPolicy, size: int) -> list[Int[Tensor, " m"]]:
         """Return the positions of the entries that each segment finds in memory, ascending."""
+        # The memory holds positions alone: which entries are kept does not depend on their values.
         memory, positions = BoundedMemory(size, policy), []
         state = memory.empty((torch.zeros(1, 0),))
         for start in self.starts.tolist():
             position = state.ranking.position
             positions.append(position[position >= 0].sort().values)
             query_position = torch.arange(start, min(start + self.segment, self.length))[None]
+            # As in the model, a policy sees the scores of what is in memory before the segment's own entries come in.
             if policy.uses_attention:
                 score = (self.query[:, query_position[0]] @ self.key[:, position[0].clamp(min=0)].transpose(1, 2))[None]
                 score = score.masked_fill((position < 0)[:, None, None], -torch.inf)
@@ -255,6 +258,7 @@ class ContextReplay(Replay):
         return [Piece(f"{name} memory", part.name, part) for part in parts]
 
     def documents(self, piece: Piece) -> Iterator[ContextDocument]:
+        # Windows up to the next reset of the memory are one document to it.
         row, name = self.row()
         memories = self.tune.memories.open_all(self.encoded.summary(), [], row.memories)
         bounded = memories[name].state_scope != StateScope.CORPUS  # else one memory reads all documents

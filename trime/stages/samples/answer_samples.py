@@ -31,6 +31,7 @@ class AnswerSamples(Artefact):
     def build(self, folder: Path) -> None:
         answers = read_json_lines(self.answer.path() / "answers.jsonl")
         counts = {"exact_match": "right", "contained": "contained"}[self.counts]
+        # The first of each kind: later entries of the dictionary overwrite earlier ones, hence backwards.
         chosen = {answer[counts]: number for number, answer in reversed([*enumerate(answers)])}
         examples = self.answer.examples()
         tokenizer, answerer = self.answer.model()
@@ -62,6 +63,7 @@ class AnswerSamples(Artefact):
 
 def answer_places(texts: list[str], answers: tuple[str, ...]) -> list[int]:
     """Return the positions of the tokens with which an accepted answer begins, in any case and spacing of its letters."""
+    # Compared letter by letter, because tokens cut words anywhere and a tokenizer may change blanks and case.
     owners = [position for position, text in enumerate(texts) for letter in text if not letter.isspace()]
     letters = "".join(letter.lower()[:1] for text in texts for letter in text if not letter.isspace())
     wanted = {"".join(answer.lower().split()) for answer in answers} - {""}

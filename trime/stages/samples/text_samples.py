@@ -53,6 +53,7 @@ class Samples(Artefact):
         if before is None:
             row, evaluate = self.graph.tune.rows()[-1], self.graph.config.evaluate
             model_memory = plain(self.graph.config.model.get("memory_size")) or 0
+            # Enough to fill every memory, so that a passage shows them as they are deep inside a text.
             before = max(*row.sizes, model_memory) + evaluate.block + evaluate.context
         draws = [
             partial(self.passage, document, text.tokens[begin:middle].tolist(), text.tokens[middle:end].tolist())
@@ -139,6 +140,7 @@ def passages(offsets: np.ndarray, count: int, tokens: int, before: int) -> list[
     lengths = np.diff(offsets)
     long = np.flatnonzero(lengths >= before + tokens)
     long = long if len(long) else np.array([lengths.argmax()])
+    # A place among the tokens of all long documents, so that longer ones get more passages.
     edges, result = np.cumsum([0, *lengths[long]]), []
     for place in evenly_spaced(int(edges[-1]), count):
         which = int(np.searchsorted(edges, place, side="right")) - 1
@@ -173,6 +175,7 @@ def draw_all(
         for number, draw in enumerate(draws):
             file = folder / f"part-{number:03d}.json"
             if not file.exists():
+                # The first one is drawn at any cost: a page without samples says nothing about the memories.
                 if minutes is not None and drawn and (clock() - started) * (drawn + 1) / drawn > 60 * minutes:
                     raise OutOfTimeError(samples, len(draws), minutes)
                 write_atomically(file, json.dumps(draw(), ensure_ascii=False))

@@ -73,6 +73,7 @@ def open_writer(graph: Graph) -> Writer | LongWriter:
     if not is_pretrained(graph.config):
         return Writer(graph)
     source = str(graph.small_model.path()) if graph.small_model else graph.config.model.name
+    # A model that was fitted here, or whose row has memories, writes as it is evaluated; any other, by memories in its layers.
     trained = graph.config.checkpoint or (not graph.small_model and graph.fit.folder.is_dir())
     if is_encoder_decoder(source) or not (trained or last_row_memories(graph)):
         return LongWriter(graph, source)
@@ -140,6 +141,7 @@ class LongWriter:
         while len(self.written) < settings.max_new_tokens and self.tokenizer.eos_token_id not in self.written:
             written = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
             probability = self.steps.next_logits(written)[0].double().softmax(0)
+            # The model may have more logits than its tokenizer has tokens: the rest is padding, and is never drawn.
             token = sampler(probability[: len(self.tokenizer)], generator)
             share = float(probability[token])
             tokens, entries = [*self.prompt, *self.written], []
@@ -208,6 +210,7 @@ class Writer:
     def token_ids(self, text: str) -> list[int]:
         """Return the tokens of a text, without an end of line that only the tokenizer adds."""
         symbols = [symbol for part in self.tokenizer.tokens(lines_of(text.encode())) for symbol in part]
+        # Lines end with EOS, but a prompt need not end with its line.
         if symbols[-1:] == [EOS] and not text.endswith("\n"):
             symbols.pop()
         return [self.vocabulary.index[symbol] for symbol in symbols]
@@ -225,12 +228,12 @@ class Writer:
 
     def describe_step(self, step: AttributedToken, count: int) -> GeneratedToken:
         """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind."""
-        return describe_step(step, count, self.text, self.locate)
 
-    def locate(self, memory: str, number: int) -> tuple[str, str]:
-        """Return text and place of the entry at a position in the memory's source."""
-        source = self.sources.get(memory)
-        return source.locate(number) if source else locate_in_text(self, self.continuation.tokens, number)
+        def locate(memory: str, number: int) -> tuple[str, str]:
+            source = self.sources.get(memory)
+            return source.locate(number) if source else locate_in_text(self, self.continuation.tokens, number)
+
+        return describe_step(step, count, self.text, locate)
 
     def text(self, tokens: list[int]) -> str:
         """Return tokens as text."""

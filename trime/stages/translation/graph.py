@@ -96,6 +96,7 @@ class TranslationGraph(Graph):
 
     def training_task(self) -> TranslationTraining:
         translation = self.config.translation
+        # While it trains, the model translates alone: there is no external memory to weight.
         by_bleu = self.config.train.keep == "best" and translation.best_by == "bleu"
         return TranslationTraining(
             **task_settings(self.config),
@@ -121,6 +122,7 @@ class TranslationGraph(Graph):
 
     def check_windows(self) -> None:
         """Raise UserError if a sentence has more pieces than the model's positions."""
+        # Sentences are read whole, so that only their lengths can be too large.
         positions, corpus = self.config.model.backbone.positions, self.corpus.corpus()
         for split in corpus.statistics["splits"]:
             for side in (corpus, corpus.sources):

@@ -79,6 +79,7 @@ class PreparePairs(PreparedText):
                 "a released checkpoint reads Moses' tokens in pieces of its own BPE codes: prepare the text as fairseq's "
                 "prepare-iwslt14.sh does and set dataset.cut=true"
             )
+        # Joint pieces of both languages, so that names and numbers are cut alike.
         pieces = JointBPE.train(chain.from_iterable(self.text.pairs("train")), self.vocabulary.max_size)  # type: ignore[arg-type]
         pieces.save(folder / PIECES)
         return pieces

@@ -109,6 +109,7 @@ class TranslatedBatches(Parts):
         self.references = corpus.references(translate.encoded.split)[: settings.sentences]
         edges = [*range(0, len(self.references), settings.batch_size), len(self.references)]
         rows = [*range(len(translate.tune.rows()))][translate.first : translate.last]
+        # All batches of a row follow one another, because a row's translator is expensive to make.
         self.batches = [(row, low, high) for row in rows for low, high in pairwise(edges)]
         self.sizes = [high - low for _, low, high in self.batches]
         self.latest: tuple[int, Translator] | None = None  # with its row
@@ -159,6 +160,7 @@ def bleu_statistics(texts: list[str], references: list[str]) -> list[list[int]]:
     """Return for each text its matching n-grams, all its n-grams (n = 1 to 4), its length and the reference's length."""
     from sacrebleu.metrics.bleu import BLEU
 
+    # Statistics of one sentence, whose sums a bootstrap turns into corpus BLEU.
     metric = BLEU(effective_order=True)
     scores = [metric.sentence_score(text, [reference]) for text, reference in zip(texts, references, strict=True)]
     return [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]

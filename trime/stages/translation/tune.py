@@ -56,6 +56,7 @@ class TuneByBleu(TunedRows):
             content["rows"].append(row | {"bleu_by_k": {str(k): result["bleu"] for k, result in by_k.items()}})
             content |= {"recall": self.tunes[best].tuned()["recall"]}
             content["k"].append(best)
+            # With two values or one, every choice is at the edge.
             if len(by_k) > 2 and best in (min(by_k), max(by_k)):
                 log.warning(f"tune: {row['memories']}: K={best} is at the edge of the grid: widen translation.k")
         write_json(folder / "tuned.json", content)
