@@ -116,6 +116,7 @@ class Audit:
     def change_by_other_documents(self, number: int) -> float:
         """Return the change in a window when all other documents are altered."""
         document = int(np.searchsorted(self.text.offsets, self.windows.document_offset[number], side="right")) - 1
+        # Its own text stays, all the others' changes, before and after.
         low, high = self.text.offsets[document : document + 2]
         outside = np.concatenate([np.arange(low), np.arange(high, len(self.text.tokens))])
         return self.max_change(number, outside, int(self.windows.length[number] - self.windows.context[number]))
@@ -126,6 +127,7 @@ class Audit:
         windows, weights = list(self.encode(self.text, self.relevant_windows(number))), []
         last = windows[-1]
         assert last.targets is not None
+        # In the middle: the weights at the tokens before it may not change either.
         position = len(last.targets) // 2
         other = last.targets.clone()
         other[position] = (other[position] + 1) % len(self.corpus.vocabulary)

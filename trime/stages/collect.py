@@ -95,6 +95,7 @@ def dataset_of(prepared: PreparedText) -> Dataset:
 
 def with_bits(row: dict[str, Any], metric: str, text: ScoredText) -> Row:
     """Return a row with its bits per predicted byte of text, and with its metric unless that is perplexity."""
+    # A row's metric is perplexity unless it says otherwise.
     per_token = {"bits/char": {"bits_per_character": bits(row["loss"])}, "bits/byte": {"metric": metric}}
     return Row(**row, bits_per_byte=bits(row["loss"]) / (text.bytes / text.tokens), **per_token.get(metric, {}))
 

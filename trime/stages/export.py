@@ -60,6 +60,7 @@ def export(graph: Graph) -> Path:
     copy_artefacts(graph, partial)
     named = Path(config.model.name).expanduser() if is_pretrained(config) else None
     pretrained = named if named and named.is_dir() else None  # a repository is not copied: its name opens it anywhere
+    # A model of one's own folder comes along whole, with its tokenizer.
     if pretrained:
         shutil.copytree(pretrained, partial / PRETRAINED)
     # An artefact's hash cannot be computed without the places that its settings name: the bundle says it instead.

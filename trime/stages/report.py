@@ -90,6 +90,7 @@ def report_run(graph: Graph) -> RunOutcome:
     tokens = {TOKENS.partition(".")[0]: folder / TOKENS} if graph.per_token else {}
     for name, path in (tokens | pictures | {"page": page}).items():
         print(f"{name}: {path}")
+    # After all files: what is logged is what the page shows.
     log_once(lambda: graph.loggers, plain(config.logger), folder, run, samples, pictures)
     return RunOutcome(run.dev.loss, (folder,))
 

@@ -73,6 +73,7 @@ class RunAnalysis(Artefact):
             losses += -scores[sized][:, 0].double().sum(-1).cpu()
             for each in hits.values():
                 each.add(window.query)
+        # TRIME counts frequencies on dev.
         counts = dev_frequency(corpus)
         by_size = dict(zip(map(str, rows[sized].sizes), (losses / tables[-1].tokens).tolist(), strict=True))
         return {

@@ -11,11 +11,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from hydra.utils import instantiate
-
 from trime.common.identity import Free
 from trime.common.io import read_json_lines, to_json, write_atomically, write_json
 from trime.common.metrics import ResourceUsage, Usage, processor_ms
+from trime.common.parts import build
 from trime.common.progress import Progress
 from trime.config.schema import Answering
 from trime.data.questions.base import SEPARATOR, Example, Questions, contains_answer, exact_match, prompt, prompt_parts
@@ -121,7 +120,7 @@ class Answer(ArtefactInParts):
     @cached_property
     def questions(self) -> Questions:
         """The set of questions that ``questions=`` chooses; UserError where its files are missing."""
-        return instantiate(self.asked, _convert_="all")
+        return build(self.asked, "questions")
 
     def summary(self) -> Any:
         """Return the results, with those of questions whose answers stand at a known depth by depth."""
@@ -269,5 +268,5 @@ def solved_examples(questions: dict[str, Any], count: int) -> list[Example]:
     if "words" not in questions:
         raise UserError("answering.examples: these questions have no context of facts alone, set it to 0")
     # Without words of filler a context is its facts alone.
-    short = instantiate(questions | {"words": 0, "min_words": None, "count": count}, _convert_="all")
+    short = build(questions, "questions", words=0, min_words=None, count=count)
     return [*islice(short.examples("train"), count)]

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
-from hydra.utils import instantiate
 
 from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.common.metrics import ResourceUsage
+from trime.common.parts import build
 from trime.common.types import Tensor
 from trime.config.schema import Small
 from trime.data.byte_pairs import train_pieces
@@ -56,7 +56,7 @@ class TrainSmall(Artefact):
     lab: Free[Lab]
 
     def identity(self) -> Any:
-        files = instantiate(self.questions, _convert_="all").fingerprint("train")
+        files = build(self.questions, "questions").fingerprint("train")
         learned = {key: value for key, value in self.recipe().items() if key != "small"}
         return super().identity() | learned | {"files": files}
 
@@ -74,20 +74,20 @@ class TrainSmall(Artefact):
         }
 
     def build(self, folder: Path) -> None:
-        settings, questions = self.small, instantiate(self.questions, _convert_="all")
+        settings, questions = self.small, build(self.questions, "questions")
         pl.seed_everything(self.seed, verbose=False)
         if len(examples := list(questions.examples("train"))) < settings.batch:
             raise UserError(f"there are {len(examples)} questions to learn from, fewer than small.batch={settings.batch}")
         texts = (f"{prompt(example)} {example.answers[0]}" for example in examples)
         tokenizer = train_word_level(texts, settings.vocabulary, folder)
-        small = instantiate(settings.model, _convert_="all")
+        small = build(settings.model, "small.model")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         parameters, updates = sum(part.numel() for part in model.parameters()), self.trainer.updates
         log.info(f"train_small: {parameters:,} parameters, {updates:,} updates")
-        optimizer = instantiate(self.optimizer, _partial_=True, _convert_="all")
-        schedule = instantiate(self.schedule, _convert_="all")
+        optimizer = build(self.optimizer, "optimizer", _partial_=True)
+        schedule = build(self.schedule, "schedule")
         task = AnsweringModule(model, optimizer, schedule, settings.prompt_loss_weight, self.seed)
-        without_context = instantiate(self.questions | {"words": 0, "min_words": None}, _convert_="all")
+        without_context = build(self.questions, "questions", words=0, min_words=None)
         # A curriculum: facts alone come before facts within text.
         first = round(settings.facts_only_share * updates)
         phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()
@@ -122,7 +122,7 @@ class InitSmall(Artefact):
         lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
         tokenizer = save_tokenizer(train_pieces(lines, self.vocabulary, special_tokens=[PADDING, END]), folder)
         torch.manual_seed(self.seed)
-        small = instantiate(self.model, _convert_="all")
+        small = build(self.model, "small.model")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         model.save_pretrained(folder)
         log.info(f"init_small: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")
@@ -144,6 +144,7 @@ class ExampleLoader:
     def __iter__(self) -> Iterator[QuestionBatch]:
         first, self.step = self.step, 0
         batches = chain.from_iterable(islice(self.batches(questions), updates) for questions, updates in self.phases)
+        # Batches before a restored step are drawn as well: the draws of an epoch follow one another.
         for number, rows in enumerate(batches):
             self.step = number + 1
             if number >= first:
@@ -174,6 +175,7 @@ class ExampleLoader:
         batch = QuestionBatch(padded(prompts, -1), padded(answers, -1))
         if not settings.spread:
             return batch
+        # Positions may be anywhere below the limit, but those of the answer follow them.
         room = limit - batch.answer.shape[1]
         return batch._replace(position=padded([spread_positions(tokens, self.ends, room, draw) for tokens in prompts], 0))
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from hydra.utils import get_class, instantiate
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from trime.common.identity import Free
 from trime.common.io import plain, write_json
+from trime.common.parts import build
 from trime.common.progress import Progress
 from trime.common.types import AttentionBlock, Int, Tensor
 from trime.config.folder import CONF
@@ -105,7 +106,7 @@ class ReplayedPieces(Parts):
 
     def __init__(self, replay: Replay, folder: Path):
         self.replay, self.folder, self.pieces = replay, folder, replay.pieces()
-        self.policies = {name: instantiate(policy, _convert_="all") for name, policy in replay.policies.items()}
+        self.policies = {name: build(policy, "replay.policies") for name, policy in replay.policies.items()}
         self.sizes = [1] * len(self.pieces)
 
     def file(self, number: int) -> Path:
@@ -130,6 +131,7 @@ def replay_rows(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, by_size in document["results"].items():
             for size, result in zip(document["sizes"], by_size, strict=True):
                 results.setdefault((name, size), []).append(ReplayResult(*result))
+    # Shares are of the whole text's mass, so that a long document counts for more.
     total_mass, rows = sum(document["mass"] for document in documents), []
     if not total_mass:
         raise UserError("replay: nothing to remember, because no document is longer than a window: raise evaluate.tokens")
@@ -146,6 +148,7 @@ def replayed_policies(config: DictConfig) -> dict[str, Any]:
     UserError if conf/eviction has no such policy, or if it reads keys.
     """
     policies: dict[str, Any] = {}
+    # Policies come from conf/eviction by their names; eviction= itself is that of the run.
     for name in config.replay.policies:
         path = CONF / "eviction" / f"{name}.yaml"
         if not path.is_file():
@@ -279,6 +282,7 @@ class ContextDocument:
         self.starts = lengths.cumsum(0) - lengths
         g = torch.cat([window.query.g for window in windows])
         self.mass = torch.zeros(len(windows), len(g))
+        # What an unlimited memory would get, of everything before the window.
         for number, (window, start) in enumerate(zip(windows, self.starts.tolist(), strict=True)):
             self.mass[number, :start] = self.memory.attention(window, g[:start]).cpu()
 

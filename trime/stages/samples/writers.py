@@ -176,6 +176,7 @@ class Writer:
         prompt = {"text": None, "bounded": True, "split": "prompt"}
         memories = graph.memories.open_all(prompt, list(self.row.sizes), self.row.memories)
         evaluate = config.evaluate
+        # A stateful model carries what it has read, so that its windows need no context.
         windows = WindowLengths(evaluate.block, 0 if network.is_stateful else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
         self.sources = {name: StoredText(graph.memories.stored[name]) for name in memories if name in graph.memories.stored}

@@ -23,8 +23,7 @@ from trime.stages.training_task import task_settings
 from trime.stages.translation.import_checkpoint import SOURCE, TARGET, Dictionaries, ImportTranslation
 from trime.stages.translation.prepare import PreparePairs
 from trime.stages.translation.training_task import TranslationTraining
-from trime.stages.translation.translate import EvaluateTranslations, Translate
-from trime.stages.translation.tune import TuneByBleu
+from trime.stages.translation.translate import EvaluateTranslations, Translate, TuneByBleu
 from trime.stages.tune import TunedRows
 from trime.stages.windows import Portion, Windows
 

@@ -8,10 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
-
 from trime.common.identity import Free
 from trime.common.io import write_json
+from trime.common.parts import build
 from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.corpus import build_corpus, symbol_counts
 from trime.data.datasets import Dataset
@@ -38,7 +37,7 @@ class PreparePairs(PreparedText):
     @cached_property
     def text(self) -> Parallel:
         """The parallel text; UserError if the dataset is not parallel text."""
-        text = instantiate(self.described, _convert_="all")
+        text = build(self.described, "dataset")
         if not isinstance(text, Parallel):
             raise UserError("this experiment translates: choose dataset=phrases, multi30k, iwslt14 or parallel")
         if text.detokenize and not text.cut:
@@ -63,6 +62,7 @@ class PreparePairs(PreparedText):
         (folder / "source").mkdir(exist_ok=True)
         build_corpus(source, folder / "source", vocabularies.source)
         build_corpus(target, folder, vocabularies.target)
+        # BLEU compares with the text as people wrote it; of text that comes in pieces, as the tokenizer joins them.
         for split in target.splits():
             references = [pair.target if not text.cut else tokenizer.text(pair.target.split()) for pair in text.pairs(split)]
             write_json(folder / f"{split}.references.json", references, indent=None, ensure_ascii=False)

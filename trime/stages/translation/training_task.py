@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
-from hydra.utils import instantiate
 
+from trime.common.parts import build
 from trime.data.corpus import Corpus
 from trime.data.parallel.corpus import PairDataModule, ParallelCorpus
 from trime.decoding.translator import SearchSettings, Translator
@@ -54,7 +54,7 @@ class TranslationTraining(TrainingTask):
         write_description(folder, self.parts(corpus), corpus.vocabulary, trained, source=corpus.sources.vocabulary)
 
     def data(self, corpus: Corpus, neighbours: np.ndarray | None, is_stateful: bool) -> PairDataModule:
-        batching = instantiate(self.batching, _convert_="all")
+        batching = build(self.batching, "batching")
         return PairDataModule(None, corpus.folder, batching, validate_tokens=self.validate_tokens, neighbours=neighbours)
 
     def module(self, network: Network) -> TranslationModule:
