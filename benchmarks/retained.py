@@ -24,7 +24,7 @@ from trime.models.pretrained.answering import Answerer, DecoderSession, greedy
 from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.stages.graph import Graph
 from trime.stages.pretrained import ensure_model_folder
-from trime.stages.questions.prompts import Prompt
+from trime.stages.questions.answer import Prompt
 from trime.stages.questions.train_small import batched
 from trime.stages.samples.answer_samples import answer_places
 

@@ -18,6 +18,7 @@ from tests.golden.published import parametrized
 from tests.golden.runs import overrides
 from tests.golden.scored import CASES
 from tests.helpers.results import answered
+from trime.common.io import plain
 from trime.common.types import TokenPosition
 from trime.lab.config_hash import config_hash
 from trime.lab.runner import run
@@ -25,9 +26,8 @@ from trime.memory.inference.fifo import FifoTokenMemory
 from trime.memory.training.visibility import Local, same
 from trime.report.results import results_in
 from trime.report.run_result import RunResult, run_from_json
-from trime.stages.ledger import Cell, cells_of, ledger_page, published_cell, reproductions, row_cells, write_ledger
+from trime.stages.ledger import Cell, answered_cells, ledger_page, reproduced_cells, reproductions, with_answers, write_ledger
 from trime.stages.pretrained import reading_config
-from trime.stages.published import PublishedCell, published_cells
 
 LOCAL = [
     name
@@ -44,8 +44,8 @@ def test_a_reproduction_states_its_results(name: str) -> None:
     assert config.name == "reproduce_" + name.removeprefix("reproduce/").replace("/", "_")
     assert config.evaluate.tokens is None
     assert config.task == "translation" or (not config.evaluate.bounded and config.long.across_documents)
-    cells = cells_of(name, config, [])
-    assert [replace(cell, config_hash="") for cell in cells] == row_cells(name, reproductions()[name], [])
+    cells = reproduced_cells(name, plain(config.expected), [], config)
+    assert [replace(cell, config_hash="") for cell in cells] == reproduced_cells(name, reproductions()[name], [])
     for cell in cells:
         assert cell.state == "not run" and cell.target > 0
         assert (cell.tolerance is None) == cell.column.startswith("speed")
@@ -54,11 +54,11 @@ def test_a_reproduction_states_its_results(name: str) -> None:
 
 def test_every_cell_of_the_tables_is_there() -> None:
     """As many cells as the papers' tables have results of these systems, twice where the script trains otherwise."""
-    cells = [cell for name, expected in reproductions().items() for cell in row_cells(name, expected, [])]
+    cells = [cell for name, expected in reproductions().items() for cell in reproduced_cells(name, expected, [])]
     counts: dict[str, int] = {}
-    for cell in [*cells, *published_cells()]:
+    for cell in [*cells, *answered_cells()]:
         counts[cell.table] = counts.get(cell.table, 0) + 1
-    assert len({(cell.table, cell.row, cell.column) for cell in [*cells, *published_cells()]}) == sum(counts.values())
+    assert len({(cell.table, cell.row, cell.column) for cell in [*cells, *answered_cells()]}) == sum(counts.values())
     expected = {2: 39, 3: 16, 4: 20, 5: 14, 6: 6, 7: 9, 10: 16, 11: 3, 12: 9, 13: 8, 14: 30, 15: 5}
     assert {f"TRIME Table {number}": count for number, count in expected.items()} == {
         table: count for table, count in counts.items() if table.startswith("TRIME Table")
@@ -88,10 +88,15 @@ def compose_choices(*choices: str) -> DictConfig:
     return composed(*choices, return_hydra=True)
 
 
-def config_of(cell: PublishedCell) -> DictConfig:
+def overrides_of(cell: Cell) -> list[str]:
+    return f"experiment={cell.experiment}".split()
+
+
+def config_of(cell: Cell) -> DictConfig:
     """Compose a cell's command; values are set last, as Hydra does."""
-    config = compose_choices(*(word for word in cell.overrides if "." not in word)).copy()
-    for key, value in (word.split("=") for word in cell.overrides if "." in word):
+    words = overrides_of(cell)
+    config = compose_choices(*(word for word in words if "." not in word)).copy()
+    for key, value in (word.split("=") for word in words if "." in word):
         OmegaConf.update(config, key, yaml.safe_load(value))
     return config
 
@@ -99,16 +104,17 @@ def config_of(cell: PublishedCell) -> DictConfig:
 @pytest.mark.parametrize("table", ["Attendre Table 2", "Attendre Table 3", "Attendre Table 4", "Attendre Table 5"])
 def test_every_cell_of_attendre_names_its_command(table: str) -> None:
     """Each command is one run of that policy, M, N, c and length, over the paper's validation questions."""
-    for cell in (cell for cell in published_cells() if cell.table == table):
+    for cell in (cell for cell in answered_cells() if cell.table == table):
         config = config_of(cell)
-        assert config.name == cell.name
-        keys = {word.split("=")[0] for word in cell.overrides}
+        assert config.name == cell.experiment.split()[0].replace("/", "_")
+        keys = {word.split("=")[0] for word in overrides_of(cell)}
         assert config.hydra.sweeper.params.keys() <= keys, "a command is one run: it sets all that the experiment sweeps over"
         assert config.stages == ["answer"] and config.answering.split == "valid" and config.answering.max_new_tokens == 32
         assert config.questions._target_.endswith("TriviaQA") and config.questions.count == 1000
         encodes = table[-1] in "45"
         assert (config.model.name == "google/flan-t5-xxl") == encodes == (cell.tolerance is not None)
-        (layer,) = reading_config(config, SimpleNamespace(layers=[0], windows=[None], causal=not encodes)).memories
+        family = SimpleNamespace(layers=[0], windows=[None], causal=not encodes)
+        (layer,) = reading_config(plain(config.model), plain(config.eviction), family).memories
         assert layer.causal is (not encodes and (table[-1] == "2" or "N = 0" in cell.row))
         if table[-1] in "24":
             tokens = 4096 if cell.column == "4196 tokens" else int(cell.column.split()[0])
@@ -131,17 +137,17 @@ def test_every_cell_of_attendre_names_its_command(table: str) -> None:
 
 def test_a_run_of_a_published_model_decides_its_cell() -> None:
     """By exact match in per cent, within two standard errors; a stand-in's run decides nothing."""
-    cells = {(cell.table, cell.row, cell.column): cell for cell in published_cells()}
+    cells = {(cell.table, cell.row, cell.column): cell for cell in answered_cells()}
     ours = cells["Attendre Table 5", "M = 512, N = 256", "LRAsum"]
-    name = config_hash(composed(*ours.overrides, "questions.path=/somewhere", "answering.batch_size=2", "logger=none"))
+    name = config_hash(composed(*overrides_of(ours), "questions.path=/somewhere", "answering.batch_size=2", "logger=none"))
     runs = [published_run("attendre_table5_waiting", name, share) for share in (0.1, 0.5339)]
-    states = [published_cell(ours, candidates).state for candidates in (runs, runs[:1], [])]
+    states = [with_answers(ours, candidates).state for candidates in (runs, runs[:1], [])]
     assert states == ["ok", "off", "not run"]
-    assert published_cell(cells["Attendre Table 5", "M = 512, N = 256", "LRAmax"], runs).state == "not run"
-    assert config_hash(composed(*ours.overrides, "model.name=google/flan-t5-xl")) != name
+    assert with_answers(cells["Attendre Table 5", "M = 512, N = 256", "LRAmax"], runs).state == "not run"
+    assert config_hash(composed(*overrides_of(ours), "model.name=google/flan-t5-xl")) != name
     theirs = cells["Attendre Table 3", "M = 512, N = 256", "LRAsum"]
-    runs[0] = published_run("attendre_table3_waiting", config_hash(composed(*theirs.overrides)), 0.1)
-    assert published_cell(theirs, runs).state == "not run"
+    runs[0] = published_run("attendre_table3_waiting", config_hash(composed(*overrides_of(theirs))), 0.1)
+    assert with_answers(theirs, runs).state == "not run"
 
 
 def published_run(name: str, hash: str, share: float) -> RunResult:
@@ -214,9 +220,9 @@ def test_a_planted_off_by_one_turns_a_cell_red(
     def states(outputs: Path) -> list[str]:
         config = tiny(*overrides(case), f"paths.outputs={outputs}", "name=vectors")
         OmegaConf.update(config, "expected", expected, force_add=True)
-        assert [found.state for found in cells_of(name, config, results_in([outputs]))] == ["not run"]
+        assert [found.state for found in reproduced_cells(name, expected, results_in([outputs]), config)] == ["not run"]
         run(config)
-        return [found.state for found in cells_of(name, config, results_in([outputs]))]
+        return [found.state for found in reproduced_cells(name, expected, results_in([outputs]), config)]
 
     assert states(tmp_path / "right") == ["ok"]
     if "--use-long" in case["flags"]:

@@ -26,7 +26,7 @@ from trime.report.page import Page, Section, sample_sections, write_page
 from trime.report.passages import Sample
 from trime.report.tables import Table
 from trime.stages.graph import Graph
-from trime.stages.samples.text_samples import Samples, passages
+from trime.stages.samples.text_samples import passages, samples_of
 
 Tiny = Callable[..., DictConfig]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -117,10 +117,12 @@ def test_a_dollar_sign_is_no_formula(tmp_path: Path) -> None:
 
 def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Graph, str]) -> None:
     graph, _ = ran
-    (sample,) = Samples(graph).summary()
-    corpus = graph.corpus.corpus()
-    wanted = {"passages": 1, "tokens": 8, "before": Samples(graph).before()}
-    ((document, begin, middle, end),) = passages(corpus.split("test").offsets, wanted)
+    samples, corpus = samples_of(graph), graph.corpus.corpus()
+    assert samples is not None
+    (sample,) = samples.summary()
+    evaluate = graph.config.evaluate
+    before = max(graph.tune.rows()[-1].sizes) + evaluate.block + evaluate.context
+    ((document, begin, middle, end),) = passages(corpus.split("test").offsets, 1, 8, before)
     assert sample["document"] == corpus.names("test")[document] and len(sample["tokens"]) == end - middle == 8
     words = [corpus.vocabulary.symbols[token] for token in corpus.split("test").tokens[begin:end]]
     whole = sample["before"] + "".join(token["shown"] for token in sample["tokens"])
@@ -131,7 +133,7 @@ def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Graph, str]) ->
         assert sum(entry["share"] for entry in token["entries"]) <= token["probability"] + 1e-9
     assert all(token["shown"].strip() for token in sample["tokens"]), "every token can be chosen"
     assert max(token["parts"]["long"] for token in sample["tokens"]) > 0, "the memories are full"
-    assert not Samples(graph).make()
+    assert not samples.make()
 
 
 def test_a_passage_may_be_read_without_the_tokens_before_it(tiny: Tiny) -> None:
@@ -139,7 +141,7 @@ def test_a_passage_may_be_read_without_the_tokens_before_it(tiny: Tiny) -> None:
     config = tiny("experiment=trime_ext", "evaluate.analysis=true", "logger=csv", "report.samples.passages=1", pictures=True)
     config.report.samples.before = 0
     run(config)
-    (sample,) = Samples(Graph(config)).summary()
+    (sample,) = samples_of(Graph(config)).summary()  # type: ignore[union-attr]
     assert sample["before"] == "" and len(sample["tokens"]) == 8
 
 
@@ -156,14 +158,13 @@ def test_memorys_share_is_what_the_vocabulary_leaves(ran: tuple[Graph, str]) -> 
 
 
 def test_passages_are_spread_and_within_documents() -> None:
-    wanted = {"passages": 3, "tokens": 40, "before": 256}
     offsets = [0, 10, 1000, 1005, 6000]
-    found = passages(np.array(offsets), wanted)
+    found = passages(np.array(offsets), 3, 40, 256)
     assert len(found) == 3
     for document, begin, middle, end in found:
         assert offsets[document] <= begin <= middle < end <= offsets[document + 1]
         assert end - middle == 40 and middle - begin == 256
-    assert passages(np.array([0, 7]), wanted) == [(0, 0, 0, 7)]
+    assert passages(np.array([0, 7]), 3, 40, 256) == [(0, 0, 0, 7)]
 
 
 HOSTILE = '<script>document.title="x"</script> & "quoted" \u202e'

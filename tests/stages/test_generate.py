@@ -21,7 +21,7 @@ from trime.models.pretrained.answering import greedy
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.generate import extend_shown
 from trime.stages.graph import Graph
-from trime.stages.samples.writers import LongWriter, Writer, open_writer, tuned_last_row
+from trime.stages.samples.writers import LongWriter, Writer, open_writer
 
 Tiny = Callable[..., DictConfig]
 SHORT = [
@@ -215,7 +215,7 @@ def test_a_prompt_is_continued_and_explained(
     (second,) = set(folder.glob("generated-*.json")) - {first}
     again = json.loads(second.read_text())
     assert again["text"] == found["text"], "the same seed draws the same"
-    assert tuned_last_row(Graph(config)).memories == {"local", "long", "external"}
+    assert Writer(Graph(config)).row.memories == {"local", "long", "external"}
 
 
 def test_what_is_shown_grows_into_the_text() -> None:

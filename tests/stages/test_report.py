@@ -19,7 +19,7 @@ from trime.lab.runner import run
 from trime.report.results import read_run, write_results
 from trime.report.run_result import ScoredRun
 from trime.stages.graph import Graph
-from trime.stages.samples.text_samples import Samples
+from trime.stages.samples.text_samples import Samples, samples_of
 
 Tiny = Callable[..., DictConfig]
 
@@ -52,7 +52,9 @@ def test_results_come_before_what_decorates_them(
     assert f"results: {folder / 'results.json'}" in capsys.readouterr().out and not (folder / "page.html").exists()
     run(config)
     assert "Test text, scored" in (folder / "page.html").read_text()
-    another = Samples(Graph(tiny("experiment=trime", f"paths.outputs={tmp_path}", "report.samples.minutes=null")))
+    more = ["report.samples.passages=1", "report.samples.minutes=null"]
+    another = samples_of(Graph(tiny("experiment=trime", f"paths.outputs={tmp_path}", *more)))
+    assert another is not None
     assert "minutes" not in str(another.identity()), "time decides how many are drawn by a command, not what they are"
 
 

@@ -27,7 +27,7 @@ from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.lab.stage import Stage
 from trime.memory.inference.base import StateScope, Window
-from trime.memory.retrieval.datastore import Datastore, KNNMemory
+from trime.memory.retrieval.datastore import Datastore
 from trime.models.network import Reader
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.stages.encode import read_windows
@@ -53,17 +53,14 @@ class Audit:
         self.device = graph.hardware.device
         self.network.to(self.device)
         self.scorer = build_scorer(graph.scoring, graph.tune.rows(), graph.memories, graph.test)
+        self.searches = [memory.nearest for memory in self.scorer.memories.values() if memory.nearest]
         self.unaltered: dict[int, list[Tensor]] = {}  # scores by window number
-
-    @property
-    def searches(self) -> list[KNNMemory]:
-        """The searches of datastores by which rows are scored."""
-        return [memory.nearest for memory in self.scorer.memories.values() if memory.nearest]
 
     def relevant_windows(self, last: int) -> list[int]:
         """Return the windows that can affect window ``last``, itself included: as many as the memories reach back."""
         room, first = max([size for row in self.scorer.rows for size in row.sizes] or [0]), last
         scored = self.windows.length - self.windows.context
+        # Its memories reach back from its first scored token; its context is text of earlier windows, read before that.
         while first > 0 and room > -int(self.windows.context[last]):
             first, room = first - 1, room - int(scored[first - 1])
         if self.network.is_stateful or any(memory.depends_on_whole_document for memory in self.scorer.memories.values()):
@@ -72,16 +69,21 @@ class Audit:
         return list(range(first, last + 1))
 
     @torch.no_grad()
-    def scores(self, text: Split, numbers: list[int]) -> list[Tensor]:
-        """Return log P of the *original* tokens in the last window, [row][token], given the altered text."""
-        (*_, (_, row_scores)) = self.scorer.score_rows(self.encode(text, numbers))
-        return [score[0, 0] for score in row_scores]
-
-    def unaltered_scores(self, number: int) -> list[Tensor]:
-        """Return the scores of a window in the unaltered text."""
-        if number not in self.unaltered:
-            self.unaltered[number] = self.scores(self.text, self.relevant_windows(number))
-        return self.unaltered[number]
+    def scores(self, number: int, altered: np.ndarray | None = None) -> list[Tensor]:
+        """Return log P of the *original* tokens of a window, [row][token], in a text with other tokens at ``altered``."""
+        if altered is None and number in self.unaltered:
+            return self.unaltered[number]
+        text = self.text
+        if altered is not None:
+            tokens, size = np.array(text.tokens), len(self.corpus.vocabulary)
+            shift = np.random.default_rng(number).integers(1, size, len(altered))  # never back to the same token
+            tokens[altered] = (tokens[altered] + shift) % size
+            text = Split(tokens, text.offsets)
+        (*_, (_, row_scores)) = self.scorer.score_rows(self.encode(text, self.relevant_windows(number)))
+        scores = [score[0, 0] for score in row_scores]
+        if altered is None:
+            self.unaltered[number] = scores
+        return scores
 
     def encode(self, text: Split, numbers: list[int]) -> Iterator[Window]:
         """Yield windows of an altered text, whose targets are the original tokens."""
@@ -91,32 +93,33 @@ class Audit:
             targets = collate(self.text, self.windows, [number], special_ids).targets.to(self.device).flatten()
             encoding = reader.encode(batch)
             contexts = contexts_of(batch, encoding.g.float()).take(is_token(batch).flatten())
+            # Every batch numbers its segments from 0, but memories must tell windows apart.
             contexts = contexts._replace(positions=contexts.positions._replace(segment=contexts.positions.segment + number))
             scored = batch.scored.flatten()
             mass = self.network.vocabulary_mass(encoding.f.flatten(0, 1)[scored], targets[scored])
             vocabulary = LogMass(mass.target.float(), mass.total.float(), mass.gate)
             yield Window(contexts, int((~scored).sum()), vocabulary, targets[scored])
 
-    def alter_text(self, positions: np.ndarray, seed: int) -> Split:
-        """Return the text with random other tokens at some positions."""
-        tokens = np.array(self.text.tokens)
-        shift = np.random.default_rng(seed).integers(1, len(self.corpus.vocabulary), len(positions))
-        tokens[positions] = (tokens[positions] + shift) % len(self.corpus.vocabulary)
-        return Split(tokens, self.text.offsets)
-
     def max_change(self, number: int, positions: np.ndarray, count: int) -> float:
         """Return by how many nats altering ``positions`` changes the first ``count`` scored tokens of a window, at most."""
-        altered = self.scores(self.alter_text(positions, number), self.relevant_windows(number))
-        pairs = zip(self.unaltered_scores(number), altered, strict=True)
+        altered = self.scores(number, positions)
+        pairs = zip(self.scores(number), altered, strict=True)
         return float(np.max([float((a[:count] - b[:count]).abs().max()) for a, b in pairs]))  # keeps NaN, which max() may lose
 
     def change_by_later_tokens(self, number: int) -> float:
         """Return the change in the first half of a window when the last token of that half and all later ones are altered."""
-        windows = self.windows
-        scored = int(windows.length[number] - windows.context[number])
-        count = max(1, scored // 2)
-        first = int(windows.document_offset[number] + windows.start[number] + windows.context[number]) + count - 1
+        windows, context = self.windows, int(self.windows.context[number])
+        count = max(1, (int(windows.length[number]) - context) // 2)
+        first = int(windows.document_offset[number] + windows.start[number]) + context + count - 1
         return self.max_change(number, np.arange(first, len(self.text.tokens)), count)
+
+    def change_by_other_documents(self, number: int) -> float:
+        """Return the change in a window when all other documents are altered."""
+        document = int(np.searchsorted(self.text.offsets, self.windows.document_offset[number], side="right")) - 1
+        # Its own text stays, all the others' changes, before and after.
+        low, high = self.text.offsets[document : document + 2]
+        outside = np.concatenate([np.arange(low), np.arange(high, len(self.text.tokens))])
+        return self.max_change(number, outside, int(self.windows.length[number] - self.windows.context[number]))
 
     def change_by_target(self, number: int) -> float:
         """Return the change in the weights of fitted mixtures, up to and at a token, when another target is scored there."""
@@ -124,11 +127,13 @@ class Audit:
         windows, weights = list(self.encode(self.text, self.relevant_windows(number))), []
         last = windows[-1]
         assert last.targets is not None
+        # In the middle: the weights at the tokens before it may not change either.
         position = len(last.targets) // 2
         other = last.targets.clone()
         other[position] = (other[position] + 1) % len(self.corpus.vocabulary)
         for targets in (last.targets, other):
             scorers = [row.window_scorer() for _, row in fitted]
+            # The windows before are scored, too, because mixtures may carry a history from one to the next.
             for window, masses in self.scorer.query(iter([*windows[:-1], last._replace(targets=targets)])):
                 for scorer, (index, _) in zip(scorers, fitted, strict=True):
                     scorer(window, masses[index])
@@ -138,43 +143,29 @@ class Audit:
     def stored_encoding_error(self, number: int) -> float:
         """Return the mean difference between the scores by stored and by fresh encodings of a window, in nats per token."""
         numbers = self.relevant_windows(number)
+        # Encodings of the same windows as they were stored, from which the run's results come.
         windows = islice(read_windows(self.graph.test.path(), self.device), numbers[0], numbers[-1] + 1)
         (*_, (_, row_scores)) = self.scorer.score_rows(windows)
-        pairs = zip(row_scores, self.unaltered_scores(number), strict=True)
+        pairs = zip(row_scores, self.scores(number), strict=True)
         return float(np.max([float((stored[0, 0] - fresh).abs().mean()) for stored, fresh in pairs]))
 
-    def change_by_other_documents(self, number: int) -> float:
-        """Return the change in a window when all other documents are altered."""
-        document = int(np.searchsorted(self.text.offsets, self.windows.document_offset[number], side="right")) - 1
-        low, high = self.text.offsets[document : document + 2]
-        outside = np.concatenate([np.arange(low), np.arange(high, len(self.text.tokens))])
-        return self.max_change(number, outside, int(self.windows.length[number] - self.windows.context[number]))
-
-    @property
-    def stores_test_text(self) -> bool:
-        """Return True if a datastore holds the very text that is scored."""
-        return any(nearest.hide_own for nearest in self.searches)
-
-    def datastore_overlap(self) -> dict[str, float]:
-        """Return the largest share of each test document that any datastore of other text holds."""
-        shares: dict[str, float] = {}
+    def shares_in_datastores(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return by test document its largest share in any datastore of other text, and the largest share of a window's
+        retrieved entries that are of its own document, from any datastore of the test text."""
+        copied: dict[str, float] = {}
+        own: dict[str, float] = {}
         for nearest in self.searches:
             if not nearest.hide_own:
                 for document, share in copied_shares(self.text, nearest.store).items():
-                    shares[document] = max(share, shares.get(document, 0.0))
-        return shares
-
-    def own_entries(self) -> dict[str, float]:
-        """Return the largest share of entries retrieved from datastores of the test text that are of the query's document."""
-        shares: dict[str, float] = {}
-        for nearest in (nearest for nearest in self.searches if nearest.hide_own):
+                    copied[document] = max(share, copied.get(document, 0.0))
+                continue
             windows = read_windows(self.graph.test.path(), torch.device("cpu"))
             for window in islice(windows, None, None, max(1, len(self.windows) // MAX_WINDOWS)):
                 score, _, index = nearest.entries(window.query)
-                own = (nearest.store.document[index] == window.query.positions.document[:, None]) & score.isfinite()
+                is_own = (nearest.store.document[index] == window.query.positions.document[:, None]) & score.isfinite()
                 document = str(int(window.query.positions.document[0]))
-                shares[document] = max(float(own.float().mean()), shares.get(document, 0.0))
-        return shares
+                own[document] = max(float(is_own.float().mean()), own.get(document, 0.0))
+        return copied, own
 
 
 def audit(graph: Graph) -> dict[str, Any]:
@@ -191,6 +182,8 @@ def audit(graph: Graph) -> dict[str, Any]:
     others = [
         checks.change_by_other_documents(number) for number in Progress(borders, unit="window", desc="audit other documents")
     ]
+    copied, own = checks.shares_in_datastores()
+    holds_test_text = {nearest.hide_own for nearest in checks.searches}
     results = {
         "windows": numbers,
         "windows_after_borders": borders,
@@ -198,16 +191,17 @@ def audit(graph: Graph) -> dict[str, Any]:
         "max_change_by_later_tokens": float(np.max(later)),
         "max_weight_change_by_target": float(np.max(weights)),
         "max_change_by_other_documents": float(np.max(others)) if others else None,
-        "test_documents_in_datastore": checks.datastore_overlap(),
-        "test_documents_that_retrieve_themselves": checks.own_entries(),
-        "datastore_is_the_test_text": checks.stores_test_text,
+        "test_documents_in_datastore": copied,
+        "test_documents_that_retrieve_themselves": own,
+        "datastore_is_the_test_text": True in holds_test_text,
         "tolerance": TOLERANCE,
     }
     graph.run_folder.mkdir(parents=True, exist_ok=True)
     write_json(graph.run_folder / "audit.json", results)
-    if violated := violations(results):
+    violated, passed = judge(results, holds_test_text)
+    if violated:
         raise UserError(f"audit: {'; '.join(violated)} (see {graph.run_folder / 'audit.json'})")
-    print(verdict(results, {nearest.hide_own for nearest in checks.searches}))
+    print("\n".join(passed))
     return results
 
 
@@ -218,53 +212,47 @@ def evenly_spaced(numbers: np.ndarray) -> list[int]:
     return numbers[np.unique(np.linspace(0, len(numbers) - 1, MAX_WINDOWS).astype(int))].tolist()
 
 
-def violations(results: dict[str, Any]) -> list[str]:
-    """Return a message for each check that failed; a NaN fails."""
-    messages = []
+def judge(results: dict[str, Any], holds_test_text: set[bool]) -> tuple[list[str], list[str]]:
+    """Return a message for each check that failed, and the lines that are printed if none did.
+
+    ``holds_test_text`` says of the searched datastores whether they hold the test text.
+    """
     later, weights = results["max_change_by_later_tokens"], results["max_weight_change_by_target"]
     others, stored = results["max_change_by_other_documents"], results["stored_encoding_error"]
+    windows, failed = len(results["windows"]), []
+    passed = [f"audit: altering a token and later ones changes no probability up to it ({windows} windows, {later:.1e} nats)"]
+    # Each check is "not <=" rather than ">", so that a NaN fails.
     if not later <= TOLERANCE:
-        messages.append(f"altering a token and later ones changes its probability by {later:.2g} nats")
+        failed.append(f"altering a token and later ones changes its probability by {later:.2g} nats")
     if not weights <= TOLERANCE:
-        messages.append(f"scoring another target changes the mixture's weights by {weights:.2g}")
-    if others is not None and not others <= TOLERANCE:
-        messages.append(f"altering other documents changes a bounded one by {others:.2g} nats")
-    if not stored <= STORED_TOLERANCE:
-        messages.append(f"the stored encodings score the test text differently, by {stored:.2g} nats per token")
-    for key, allowed in (("test_documents_in_datastore", MAX_COPIED), ("test_documents_that_retrieve_themselves", 0.0)):
-        copies = {document: share for document, share in results[key].items() if share > allowed}
-        if copies:
-            worst = max(copies, key=copies.__getitem__)
-            messages.append(
-                f"{len(copies)} test documents are in the datastore, {100 * copies[worst]:.0f} % of document {worst}"
-            )
-    return messages
-
-
-def verdict(results: dict[str, Any], datastores: set[bool]) -> str:
-    """Return the lines of a passed audit, one for each check; ``datastores``: whether those searched hold the test text."""
-    windows, later = len(results["windows"]), results["max_change_by_later_tokens"]
-    lines = [f"audit: altering a token and later ones changes no probability up to it ({windows} windows, {later:.1e} nats)"]
-    if results["max_change_by_other_documents"] is None:
-        lines.append("audit: other documents not checked: documents are not bounded by these settings, or there is only one")
+        failed.append(f"scoring another target changes the mixture's weights by {weights:.2g}")
+    if others is None:
+        passed.append("audit: other documents not checked: documents are not bounded by these settings, or there is only one")
     else:
-        others = results["max_change_by_other_documents"]
-        lines.append(f"audit: altering other documents changes no probability ({others:.1e} nats)")
-    if True in datastores:
-        lines.append("audit: the datastore holds the test text, and no document retrieves entries of its own")
-    if False in datastores:
+        passed.append(f"audit: altering other documents changes no probability ({others:.1e} nats)")
+        if not others <= TOLERANCE:
+            failed.append(f"altering other documents changes a bounded one by {others:.2g} nats")
+    if not stored <= STORED_TOLERANCE:
+        failed.append(f"the stored encodings score the test text differently, by {stored:.2g} nats per token")
+    for key, allowed in (("test_documents_in_datastore", MAX_COPIED), ("test_documents_that_retrieve_themselves", 0.0)):
+        if copies := {document: share for document, share in results[key].items() if share > allowed}:
+            worst = max(copies, key=copies.__getitem__)
+            failed.append(f"{len(copies)} test documents are in the datastore, {100 * copies[worst]:.0f} % of document {worst}")
+    if True in holds_test_text:
+        passed.append("audit: the datastore holds the test text, and no document retrieves entries of its own")
+    if False in holds_test_text:
         shares = results["test_documents_in_datastore"].values()
-        lines.append(
+        passed.append(
             f"audit: at most {100 * max(shares, default=0):.1f} % of a test document are runs of {RUN_LENGTH} tokens in the "
             f"datastore ({len(shares)} documents searched, those of at least {2 * RUN_LENGTH - 1} tokens)"
         )
-    stored = results["stored_encoding_error"]
-    lines.append(f"audit: stored and fresh encodings of the test text agree ({stored:.1e} nats per token)")
-    return "\n".join(lines)
+    passed.append(f"audit: stored and fresh encodings of the test text agree ({stored:.1e} nats per token)")
+    return failed, passed
 
 
 def copied_shares(text: Split, store: Datastore) -> dict[str, float]:
     """Return the share of each document that lies in runs of RUN_LENGTH tokens which the datastore holds too."""
+    # Runs that begin at multiples of their length are enough here: a copy twice as long contains one, wherever it begins.
     known = np.unique(hashes(store.token.numpy()[: len(store) // RUN_LENGTH * RUN_LENGTH].reshape(-1, RUN_LENGTH)))
     shares = {}
     for document, (low, high) in enumerate(zip(text.offsets[:-1], text.offsets[1:], strict=True)):
@@ -273,6 +261,7 @@ def copied_shares(text: Split, store: Datastore) -> dict[str, float]:
             continue
         windows = hashes(np.lib.stride_tricks.sliding_window_view(tokens, RUN_LENGTH))
         starts = np.flatnonzero(np.isin(windows, known))
+        # One more where a copied run begins and one less behind its end, so that the running sum counts the runs over a token.
         covered = np.zeros(len(tokens) + 1, np.int64)
         np.add.at(covered, starts, 1)
         np.add.at(covered, starts + RUN_LENGTH, -1)
@@ -282,6 +271,7 @@ def copied_shares(text: Split, store: Datastore) -> dict[str, float]:
 
 def hashes(rows: np.ndarray) -> np.ndarray:
     """Return a 64-bit hash of each row of tokens."""
+    # A factor that is odd loses no bit of its token.
     factors = np.random.default_rng(0).integers(1, 2**63, RUN_LENGTH, dtype=np.uint64) | np.uint64(1)
     result = np.zeros(len(rows), np.uint64)
     for column in range(RUN_LENGTH):

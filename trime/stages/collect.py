@@ -18,7 +18,6 @@ from trime.lab.manifest import build_seconds
 from trime.lab.provenance import PROVENANCE, provenance
 from trime.report.results import read_run
 from trime.report.run_result import Dataset, Datastore, Row, ScoredRun, ScoredText, Subsets, Training
-from trime.stages.encode import Encode
 from trime.stages.graph import Graph
 from trime.stages.prepare import PreparedText
 
@@ -33,9 +32,18 @@ def collect_results(graph: Graph, also: Iterable[Artefact] = ()) -> ScoredRun:
         """Return the content of a JSON file of the model; None if there is none."""
         return json.loads((model / name).read_text()) if (model / name).exists() else None
 
+    # A model is trained here or imported, and an imported one has no train.json.
     train, imported, tuned = noted("train.json") or {}, noted("imported.json"), graph.tune.tuned()
     parameters = train.pop("parameters", None)
-    scored = {encoded.split: scored_text(encoded) for encoded in (graph.valid, graph.test)}
+    scored, durations = {}, {}
+    for encoded in (graph.valid, graph.test):
+        corpus = encoded.corpus.corpus()
+        windows = encoded.windows(corpus)
+        size, documents = round(scored_bytes(corpus, encoded.split, windows)), len(np.unique(windows.document))
+        scored[encoded.split] = ScoredText(tokens=windows.scored(), bytes=size, documents=documents)
+    for stage in MAKING:  # whichever run built its artefacts
+        if folders := [artefact.folder for artefact in graph.made_by(stage)]:
+            durations[stage] = round(sum(build_seconds(folder) for folder in folders if folder.exists()), 2)
     rows = {"valid": tuned["rows"], "test": graph.evaluate.rows()}
     described = {name: memory.description() for name, memory in graph.memories.stored.items()}
     stores = {name: Datastore(**(about | tuned["recall"][name])) for name, about in described.items() if about}
@@ -59,9 +67,10 @@ def collect_results(graph: Graph, also: Iterable[Artefact] = ()) -> ScoredRun:
         metrics={split: [with_bits(row, metric, scored[split]) for row in of_split] for split, of_split in rows.items()},
         scored=scored,
         duplicates=graph.duplicates,
-        durations=durations(graph),
+        durations=durations,
         made_from=made_from(graph, *MAKING, also=also),
         artefacts={"fit": str(model), "evaluate": str(graph.evaluate.folder)},
+        # Fields without a value are left out of results.json altogether, as earlier versions did.
         **{name: value for name, value in content.items() if value is not None},
     )
 
@@ -84,19 +93,9 @@ def dataset_of(prepared: PreparedText) -> Dataset:
     )
 
 
-def scored_text(encoded: Encode) -> ScoredText:
-    """Return how many tokens of an encoded split are scored, of how many documents, and how many bytes they predict."""
-    corpus = encoded.corpus.corpus()
-    windows = encoded.windows(corpus)
-    return ScoredText(
-        tokens=windows.scored(),
-        bytes=round(scored_bytes(corpus, encoded.split, windows)),
-        documents=len(np.unique(windows.document)),
-    )
-
-
 def with_bits(row: dict[str, Any], metric: str, text: ScoredText) -> Row:
     """Return a row with its bits per predicted byte of text, and with its metric unless that is perplexity."""
+    # A row's metric is perplexity unless it says otherwise.
     per_token = {"bits/char": {"bits_per_character": bits(row["loss"])}, "bits/byte": {"metric": metric}}
     return Row(**row, bits_per_byte=bits(row["loss"]) / (text.bytes / text.tokens), **per_token.get(metric, {}))
 
@@ -104,20 +103,11 @@ def with_bits(row: dict[str, Any], metric: str, text: ScoredText) -> Row:
 def made_from(graph: Graph, *stages: str, also: Iterable[Artefact] = ()) -> list[str]:
     """Return the names of the artefacts of some stages, and of the folders that the configuration names in their place."""
     config = graph.config
+    # A folder that the configuration names stands for artefacts, which pruning must spare as well.
     stores = [memory.config.datastore.path for memory in graph.memories.stored.values()]
     named = (config.checkpoint, config.datastore.path, *stores, config.mixture.get("path"), config.model.get("name"))
     artefacts = [*also, *(artefact for stage in stages for artefact in graph.made_by(stage))]
     return sorted({*(artefact.name for artefact in artefacts), *(Path(path).name for path in named if path)})
-
-
-def durations(graph: Graph) -> dict[str, float]:
-    """Return the seconds that each stage's artefacts took to build, whichever run built them."""
-    made = {stage: [artefact.folder for artefact in graph.made_by(stage)] for stage in MAKING}
-    return {
-        stage: round(sum(build_seconds(folder) for folder in folders if folder.exists()), 2)
-        for stage, folders in made.items()
-        if folders
-    }
 
 
 def keep_provenance(file: Path, results: ScoredRun) -> ScoredRun:

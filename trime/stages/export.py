@@ -11,7 +11,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import trime
 from trime.common.io import checksum_of, megabytes, partial_of, plain, size_of, write_atomically, write_json
@@ -41,13 +41,6 @@ OF_THE_RUN = (  # sections of the configuration that say how and where it was tr
 )
 
 
-class Part(NamedTuple):
-    """An artefact of a bundle, and those of its files that go along."""
-
-    artefact: Artefact
-    files: list[Path]
-
-
 def export(graph: Graph) -> Path:
     """Write the bundle of a run to ``export.path``, upload it to ``export.hub`` if that is set, and return its folder.
 
@@ -61,21 +54,25 @@ def export(graph: Graph) -> Path:
         raise UserError(f"export.path={folder} exists: delete it, or name another folder")
     results = portable(read_run(graph.run_folder / "results.json"))
     assert isinstance(results, ScoredRun)
-    parts, disclosed = parts_of(graph), disclosed_memories(graph)
+    # It gets its name when it is complete, so that no half of a bundle is opened.
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)
-    copy_parts(parts, partial)
-    if pretrained := pretrained_folder(graph):
+    copy_artefacts(graph, partial)
+    named = Path(config.model.name).expanduser() if is_pretrained(config) else None
+    pretrained = named if named and named.is_dir() else None  # a repository is not copied: its name opens it anywhere
+    # A model of one's own folder comes along whole, with its tokenizer.
+    if pretrained:
         shutil.copytree(pretrained, partial / PRETRAINED)
+    # An artefact's hash cannot be computed without the places that its settings name: the bundle says it instead.
     content = {
         "format": FORMAT,
         "version": trime.__version__,
-        "config": portable_config(graph),
+        "config": portable_config(graph, pretrained is not None),
         "artefacts": {role: artefact.name for role, artefact in roles_of(graph)},
     }
     write_json(partial / BUNDLE, content | {"checksum": checksum_of(content)})
     write_results(partial / "results.json", results)
-    write_atomically(partial / "README.md", model_card(results, disclosed))
+    write_atomically(partial / "README.md", model_card(results, disclosed_memories(graph)))
     partial.replace(folder)
     log.info(f"export: made {folder}, {megabytes(size_of(folder))} MB: open it by trime.load({str(folder)!r})")
     if config.export.hub:
@@ -103,56 +100,54 @@ def roles_of(graph: Graph) -> Iterator[tuple[str, Artefact]]:
                 waiting += artefact.needs()
 
 
-def parts_of(graph: Graph) -> list[Part]:
-    """Return the artefacts that a writer reads; UserError if one is missing."""
-    by_folder = {artefact.path(): artefact for _, artefact in roles_of(graph)}  # two roles may have the same content
-    stored = [graph.memories.stored[name] for name in disclosed_memories(graph)]
-    splits = [(memory.text.path(), f"{memory.split}.") for memory in stored]
-
-    def goes_along(folder: Path, artefact: Artefact, file: Path) -> bool:
-        if artefact.kind == "prepare":
-            return file.name in CORPUS or any(folder == text and file.name.startswith(split) for text, split in splits)
-        return file.name != MANIFEST and not file.name.startswith(LEFT_OUT)
-
-    files = {folder: [file for file in folder.rglob("*") if file.is_file()] for folder in by_folder}
-    return [
-        Part(artefact, [file for file in files[folder] if goes_along(folder, artefact, file)])
-        for folder, artefact in by_folder.items()
-    ]
-
-
 def disclosed_memories(graph: Graph) -> list[str]:
     """Return the names of the memories whose text goes along: those of the last row that are read from artefacts."""
     memories = graph.tune.rows()[-1].memories
     return [name for name in graph.memories.stored if name in memories]
 
 
-def copy_parts(parts: list[Part], target: Path) -> None:
-    """Copy the files of artefacts under a progress bar, with manifests of what goes along."""
-    total = sum(file.stat().st_size for part in parts for file in part.files)
+def copy_artefacts(graph: Graph, target: Path) -> None:
+    """Copy the artefacts that a writer reads, with manifests of the files that go along; UserError if one is missing."""
+    artefacts = {artefact.path(): artefact for _, artefact in roles_of(graph)}  # two roles may have the same content
+    stored = [graph.memories.stored[name] for name in disclosed_memories(graph)]
+    disclosed = [(memory.text.path(), f"{memory.split}.") for memory in stored]
+    copied: dict[Path, list[Path]] = {}
+    for source, artefact in artefacts.items():
+        files = [file for file in source.rglob("*") if file.is_file()]
+        if artefact.kind == "prepare":  # of a text that no memory holds, no more than its vocabulary leaves this machine
+            starts = [split for text, split in disclosed if text == source]
+            copied[source] = [file for file in files if file.name in CORPUS or file.name.startswith((*starts,))]
+        else:
+            copied[source] = [file for file in files if file.name != MANIFEST and not file.name.startswith(LEFT_OUT)]
+    total = sum(file.stat().st_size for files in copied.values() for file in files)
     with Progress(total=total, unit="B", unit_scale=True, desc="export") as bar:
-        for artefact, files in parts:
-            source = artefact.path()
-            folder = target / ("data/prepared" if artefact.kind == "prepare" else "artefacts") / source.name
+        for source, files in copied.items():
+            is_text = artefacts[source].kind == "prepare"
+            folder = target / ("data/prepared" if is_text else "artefacts") / source.name
             for file in files:
                 copy = folder / file.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
                 bar.update(copy.stat().st_size)
-            if artefact.kind == "prepare":  # of the text's place on this machine, only its name
+            if is_text:  # of the text's place on this machine, only its name
                 statistics = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
                 write_json(folder / "statistics.json", statistics | {"location": statistics["name"]})
-            write_manifest(folder, artefact.name)
+            write_manifest(folder, artefacts[source].name)
 
 
-def portable_config(graph: Graph) -> dict[str, Any]:
-    """Return the configuration without what belongs to this machine: places, loggers, devices, the datasets' readers."""
-    config = without(plain(graph.config), OF_THE_RUN)
+def portable_config(graph: Graph, has_pretrained: bool) -> dict[str, Any]:
+    """Return the configuration without what belongs to this machine: places, loggers, devices, the datasets' readers.
+
+    ``has_pretrained``: the bundle has the folder of a pretrained model.
+    """
+    config, kind = without(plain(graph.config), OF_THE_RUN), type(graph.corpus.dataset.tokenizer)
     config |= {"memory": {}, "callbacks": {}, "logger": {"lightning": {}}}  # of the training, which the graph describes
-    tokenizer = tokenizer_target(graph)
+    # A pretrained model brings its own tokenizer, whichever the dataset's is.
+    tokenizer = "trime.data.tokenizers.Words" if is_pretrained(graph.config) else f"{kind.__module__}.{kind.__qualname__}"
     reader = {"_target_": "trime.data.datasets.folder.Folder", "name": "bundle", "tokenizer": {"_target_": tokenizer}}
     config["dataset"], config["evaluate"]["dataset"] = reader, None
     config["checkpoint"] = config["checkpoint"] and graph.model.folder.name
+    # Every memory with a datastore has a section that says of which text, and so has the configuration as a whole.
     sections = [(graph.config, config["datastore"])]
     for name, node in config["test_memories"].items():
         if memory := graph.memories.stored.get(name):
@@ -165,16 +160,10 @@ def portable_config(graph: Graph) -> dict[str, Any]:
         section["path"] = of_section.datastore.path and graph.store_of(of_section).folder.name
     config["mixture"].pop("path", None)
     config["index"]["engine"] = "local"
-    if pretrained_folder(graph):
+    if has_pretrained:
         config["model"].pop("folder", None)
         config["model"] = replaced(config["model"], config["model"]["name"], PRETRAINED)
     return config
-
-
-def pretrained_folder(graph: Graph) -> Path | None:
-    """Return the folder of the run's pretrained model; None if it has none, or one that is named by its repository."""
-    folder = Path(graph.config.model.name).expanduser() if is_pretrained(graph.config) else None
-    return folder if folder and folder.is_dir() else None
 
 
 def replaced(content: Any, old: str, new: str) -> Any:
@@ -182,12 +171,6 @@ def replaced(content: Any, old: str, new: str) -> Any:
     if isinstance(content, dict):
         return {name: replaced(value, old, new) for name, value in content.items()}
     return [replaced(value, old, new) for value in content] if isinstance(content, list) else new if content == old else content
-
-
-def tokenizer_target(graph: Graph) -> str:
-    """Return the import path of the dataset's tokenizer; a pretrained model has its own, whichever the dataset's is."""
-    kind = type(graph.corpus.dataset.tokenizer)
-    return "trime.data.tokenizers.Words" if is_pretrained(graph.config) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def upload(folder: Path, repository: str, private: bool) -> None:

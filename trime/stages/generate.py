@@ -19,7 +19,8 @@ from trime.stages.samples.writers import GeneratedToken, open_writer
 def generate(graph: Graph) -> None:
     """Print the continuation of a prompt while it is generated, and write generated-*.json.
 
-    With ``explain`` there is a line for each token, and the text as a whole beneath.
+    With ``explain``, print a line for each token with its probability and the parts of it, then the entries that contributed
+    most, and the whole text beneath.
     """
     prompt, writer = read_prompt(graph.config.prompt_file), open_writer(graph)
     ids = writer.read(prompt)
@@ -29,7 +30,9 @@ def generate(graph: Graph) -> None:
     for token in writer.write():
         tokens.append(token)
         if graph.config.explain:
-            print(format_token(token), flush=True)
+            parts = "  ".join(part_texts(token.parts, token.agreeing))
+            entries = [f"\n      {e['share']:.4f} {e['memory']}: … {e['text']} ({e['place']})" for e in token.entries]
+            print(f"{token.text!r:<16} {token.probability:.4f} = {parts}{''.join(entries)}", flush=True)
         else:
             new, shown = extend_shown(shown, writer.text(writer.written))
             print(new, end="", flush=True)
@@ -37,6 +40,7 @@ def generate(graph: Graph) -> None:
     if graph.config.explain:
         print(f"\n{writer.text(writer.written)}", flush=True)
     content = {"prompt": prompt, "text": text, "model": writer.label, "tokens": [token._asdict() for token in tokens]}
+    # The name depends on all that decides the text, so that no other text overwrites it.
     settings = {name: plain(graph.config[name]) for name in ("generate", "seed", "model", "eviction", "explain")}
     file = writer.folder / f"generated-{sha256(json.dumps([prompt, settings]).encode()).hexdigest()[:8]}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -49,6 +53,7 @@ def extend_shown(shown: str, text: str) -> tuple[str, str]:
 
     White space at the end waits, because punctuation may remove it; so does a character of which some bytes are missing.
     """
+    # A tokenizer writes some marks without the blank before them, and a character byte by byte.
     complete = text.rstrip().removesuffix("\N{REPLACEMENT CHARACTER}")
     common = next((i for i, (a, b) in enumerate(zip(shown, complete, strict=False)) if a != b), min(len(shown), len(complete)))
     return complete[common:], complete
@@ -64,13 +69,6 @@ def read_prompt(file: str | None) -> str:
     if not text.strip():
         raise UserError("the prompt is empty: name a text file, prompt_file=FILE, or write the prompt to standard input")
     return text
-
-
-def format_token(token: GeneratedToken) -> str:
-    """Return the lines of a token: its probability and the parts of it, then the entries that contributed most."""
-    parts = "  ".join(part_texts(token.parts, token.agreeing))
-    entries = "".join(f"\n      {e['share']:.4f} {e['memory']}: … {e['text']} ({e['place']})" for e in token.entries)
-    return f"{token.text!r:<16} {token.probability:.4f} = {parts}{entries}"
 
 
 GENERATE = Stage("generate", after=generate)

@@ -28,8 +28,7 @@ from trime.lab.tracking import build_loggers
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import MixtureSpecs, rows_of
-from trime.stages.analysis.per_token import PerToken
-from trime.stages.analysis.run_analysis import RunAnalysis
+from trime.stages.analysis.run_analysis import PerToken, RunAnalysis
 from trime.stages.analysis.subsets import SubsetMixtures, Subsets
 from trime.stages.datastore import ExternalStore, duplicates_in_store
 from trime.stages.encode import Encode
@@ -43,11 +42,9 @@ from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, PreparedText, VocabularySettings, duplicates_of
 from trime.stages.pretrained import ensure_model_folder, is_pretrained, vocabulary_source
 from trime.stages.questions.answer import Answer
-from trime.stages.questions.init_small import InitSmall
-from trime.stages.questions.train_small import TrainSmall
-from trime.stages.replay.context_replay import ContextReplay
+from trime.stages.questions.train_small import InitSmall, TrainSmall
 from trime.stages.replay.record import Record
-from trime.stages.replay.replay import KeyReplay, Replay, replayed_policies
+from trime.stages.replay.replay import ContextReplay, KeyReplay, Replay, replayed_policies
 from trime.stages.scoring import Scoring
 from trime.stages.training_task import LanguageModelTraining, TrainingTask, task_settings
 from trime.stages.tune import Tune, TunedRows

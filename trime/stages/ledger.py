@@ -7,8 +7,8 @@ of exactly that configuration exists, otherwise *not run*. Below each table stan
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,7 @@ from trime.lab.stage import Stage
 from trime.report.results import results_in
 from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, scored_runs
 from trime.report.tables import markdown
-from trime.stages.published import PublishedCell, published_cells
 
-REPRODUCTIONS = CONF / "experiment" / "reproduce"
 CELL_KEYS = ("table", "row", "column", "value", "tolerance", "split")  # of every expected result
 STATES = ("ok", "off", "other machine", "not run")
 
@@ -40,8 +38,8 @@ class Cell:
     column: str
     target: float
     tolerance: float | None
-    experiment: str
-    config_hash: str
+    experiment: str  # and its overrides
+    config_hash: str = ""
     value: float | None = None
 
     @property
@@ -53,16 +51,15 @@ class Cell:
             return "other machine"
         return "ok" if abs(self.value - self.target) <= self.tolerance else "off"
 
-
-def is_published_text(run: ScoredRun) -> bool:
-    """Return True if no split of the run's texts differs in size from the published one."""
-    return not any("are published" in note for note in [*run.dataset.notes, *run.evaluated.notes])
+    def is_of(self, run: RunResult) -> bool:
+        """Return True if the experiment gives its runs this run's name."""
+        return run.name == self.experiment.split()[0].replace("/", "_")
 
 
 def reproductions() -> dict[str, dict[str, Any]]:
     """Return the section ``expected`` of each experiment reproduce/TABLE/ROW: its own settings over those of its table."""
     found = {}
-    for file in sorted(REPRODUCTIONS.glob("*/*.yaml")):
+    for file in sorted((CONF / "experiment" / "reproduce").glob("*/*.yaml")):
         files = file.parent.with_suffix(".yaml"), file
         parts = [yaml.safe_load(path.read_text(encoding="utf-8")).get("expected", {}) for path in files]
         found[f"reproduce/{file.parent.name}/{file.stem}"] = plain(OmegaConf.merge(*parts))
@@ -81,41 +78,34 @@ def expected_cells(expected: dict[str, Any]) -> list[dict[str, Any]]:
     return cells
 
 
-def row_cells(experiment: str, expected: dict[str, Any], runs: list[RunResult]) -> list[Cell]:
-    """Return the cells that an experiment expects.
+def reproduced_cells(
+    experiment: str, expected: dict[str, Any], runs: list[RunResult], config: DictConfig | None = None
+) -> list[Cell]:
+    """Return the cells that an experiment expects, each with the value of the last run of exactly its configuration.
 
-    It is composed, which takes a third of a second, only if there is a run of its name.
+    ``config`` is that configuration; None: compose it.
     """
-    if any(run.name == experiment.replace("/", "_") for run in runs):
-        return cells_of(experiment, compose_config(f"experiment={experiment}"), runs)
-    return [cell_of(experiment, cell, "", []) for cell in expected_cells(expected)]
-
-
-def cells_of(experiment: str, config: DictConfig, runs: list[RunResult]) -> list[Cell]:
-    """Return the cells that an experiment expects, with values from runs of exactly its configuration."""
-    name = config_hash(config)
-    matching = [run for run in scored_runs(runs) if run.config_hash == name and is_published_text(run)]
-    return [cell_of(experiment, cell, name, matching) for cell in expected_cells(plain(config.expected))]
-
-
-def cell_of(experiment: str, expected: dict[str, Any], name: str, runs: list[ScoredRun]) -> Cell:
-    """Return a cell with the value of the last of an experiment's runs, whose configuration's hash is ``name``."""
-    return Cell(
-        f"TRIME {expected['table']}",
-        str(expected["row"]),
-        str(expected["column"]),
-        float(expected["value"]),
-        None if expected["tolerance"] is None else float(expected["tolerance"]),
-        experiment,
-        name,
-        latest_value(expected, runs),
-    )
-
-
-def latest_value(expected: dict[str, Any], runs: list[ScoredRun]) -> float | None:
-    """Return the value of the last run that has it; None if none has."""
-    values = [value for run in runs if (value := measured_value(expected, run)) is not None]
-    return values[-1] if values else None
+    found = []
+    for content in expected_cells(expected):
+        target, tolerance = float(content["value"]), content["tolerance"]
+        table, row, column = f"TRIME {content['table']}", str(content["row"]), str(content["column"])
+        cell = Cell(table, row, column, target, None if tolerance is None else float(tolerance), experiment)
+        # Composing takes a third of a second: too long for each of some hundred experiments that were never run.
+        if config is None and any(cell.is_of(run) for run in runs):
+            config = compose_config(f"experiment={experiment}")
+        if config is not None:
+            name = config_hash(config)
+            values = [
+                value
+                for run in scored_runs(runs)
+                # A text of another size than the published one decides nothing.
+                if run.config_hash == name
+                and not any("are published" in note for note in [*run.dataset.notes, *run.evaluated.notes])
+                and (value := measured_value(content, run)) is not None
+            ]
+            cell = replace(cell, config_hash=name, value=values[-1] if values else None)
+        found.append(cell)
+    return found
 
 
 def measured_value(expected: dict[str, Any], run: ScoredRun) -> float | None:
@@ -132,63 +122,71 @@ def measured_value(expected: dict[str, Any], run: ScoredRun) -> float | None:
     return measured
 
 
-def published_cell(published: PublishedCell, runs: list[RunResult]) -> Cell:
-    """Return the cell of a published result that a command reproduces; it has a value only if the paper's model is public.
+def answered_cells() -> list[Cell]:
+    """Return the published results that a command reproduces: exact match in %, without values.
 
-    The command is composed, which takes a third of a second, only if there is a run of its experiment.
+    ``tolerance`` is None if the paper's model is not public.
     """
-    table, row, column, target, tolerance, command = published
-    candidates = [run for run in runs if tolerance and run.name == published.name and isinstance(run, AnsweringRun)]
-    name = config_hash(compose_config(*published.overrides)) if candidates else ""
-    values = [100 * run.metrics["valid"][0].exact_match for run in candidates if run.config_hash == name]
-    return Cell(table, row, column, target, tolerance, command, name, values[-1] if values else None)
+    # A row names an experiment, a column the overrides that make it a column's command.
+    tables = yaml.safe_load((CONF / "published_attendre.yaml").read_text(encoding="utf-8"))
+    return [
+        Cell(table, row, column, value, content.get("tolerance"), f"{description['experiment']} {override}")
+        for table, content in tables.items()
+        for row, description in content["rows"].items()
+        for (column, override), value in zip(content["columns"].items(), description["results"], strict=True)
+    ]
+
+
+def with_answers(cell: Cell, runs: list[RunResult]) -> Cell:
+    """Return one of ``answered_cells`` with the value of the last run of its command, if the paper's model is public."""
+    answering = [run for run in runs if cell.tolerance and cell.is_of(run) and isinstance(run, AnsweringRun)]
+    if not answering:  # no need to compose the command
+        return cell
+    name = config_hash(compose_config(*f"experiment={cell.experiment}".split()))
+    values = [100 * run.metrics["valid"][0].exact_match for run in answering if run.config_hash == name]
+    return replace(cell, config_hash=name, value=values[-1] if values else None)
 
 
 def ledger_page(cells: list[Cell]) -> str:
     """Return the ledger in Markdown: a summary, then a table of cells for each table of the papers."""
-    states = [cell.state for cell in cells]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in STATES)
-    parts = [f"# Ledger\n\n{len(cells)} published results: {counts}. Only a run of exactly its configuration decides a cell.\n"]
+    described = reproductions()
+    summary = f"{len(cells)} published results: {counts(cells)}. Only a run of exactly its configuration decides a cell."
+    parts = [f"# Ledger\n\n{summary}\n"]
     for table in dict.fromkeys(cell.table for cell in cells):
-        own = [cell for cell in cells if cell.table == table]
+        own, lines = [cell for cell in cells if cell.table == table], []
+        for cell in own:
+            value, tolerance = ("" if number is None else f"{number:.2f}" for number in (cell.value, cell.tolerance))
+            command = f"`python cli.py experiment={cell.experiment}`"
+            numbers = [f"{cell.target:.2f}", value, tolerance]
+            lines.append([cell.row, cell.column, *numbers, cell.state, command, cell.config_hash])
         header = ["row", "column", "published", "ours", "±", "state", "command", "config"]
-        parts.append(f"## {table}\n\n" + markdown(header, [cell_line(cell) for cell in own]))
-        parts.extend(deviation_lines(dict.fromkeys(cell.experiment for cell in own)))
+        parts.append(f"## {table}\n\n" + markdown(header, lines))
+        names = [name for name in dict.fromkeys(cell.experiment for cell in own) if name in described]
+        deviations = [f"- `{name}`: {text}" for name in names for text in described[name].get("deviations", {}).values()]
+        parts += ["Deviations:\n", *deviations, ""] if deviations else []
     return "\n".join(parts)
 
 
-def deviation_lines(names: Iterable[str]) -> list[str]:
-    """Return a Markdown list of what experiments do otherwise than the paper or the published command."""
-    rows = reproductions()
-    lines = [f"- `{name}`: {text}" for name in names if name in rows for text in rows[name].get("deviations", {}).values()]
-    return ["Deviations:\n", *lines, ""] if lines else []
-
-
-def cell_line(cell: Cell) -> list[str]:
-    """Return the table line of a cell."""
-    command = f"`python cli.py experiment={cell.experiment}`"
-    value, tolerance = ("" if number is None else f"{number:.2f}" for number in (cell.value, cell.tolerance))
-    return [cell.row, cell.column, f"{cell.target:.2f}", value, tolerance, cell.state, command, cell.config_hash]
+def counts(cells: list[Cell]) -> str:
+    """Return how many cells are in each state."""
+    states = [cell.state for cell in cells]
+    return ", ".join(f"{states.count(state)} {state}" for state in STATES)
 
 
 def write_ledger(config: DictConfig) -> Path:
     """Write ledger.md in the outputs folder and print how many cells are in each state; return its path."""
     outputs = Path(config.paths.outputs).expanduser()
+    # Kept results count, too: a clone without runs of its own shows what was measured when they were made.
     runs = results_in([outputs / "runs", CONF.parent / "benchmarks" / "results"])
-    cells = [cell for name, expected in reproductions().items() for cell in row_cells(name, expected, runs)]
-    cells += [published_cell(published, runs) for published in published_cells()]
+    cells = [cell for name, expected in reproductions().items() for cell in reproduced_cells(name, expected, runs)]
+    cells += [with_answers(cell, runs) for cell in answered_cells()]
+    # TRIME's tables by number, then Attendre's
+    cells.sort(key=lambda cell: (cell.table.startswith("Attendre"), int(re.sub(r"\D", "", cell.table) or 99), cell.table))
     path = outputs / "ledger.md"
     outputs.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, ledger_page(sorted(cells, key=lambda cell: table_order(cell.table))))
-    states = [cell.state for cell in cells]
-    print(f"ledger: {path}: " + ", ".join(f"{states.count(state)} {state}" for state in STATES))
+    write_atomically(path, ledger_page(cells))
+    print(f"ledger: {path}: {counts(cells)}")
     return path
-
-
-def table_order(table: str) -> tuple[bool, int, str]:
-    """Return a sort key: TRIME's tables by number, then Attendre's."""
-    digits = "".join(character for character in table if character.isdigit())
-    return table.startswith("Attendre"), int(digits or 99), table
 
 
 LEDGER = Stage("ledger", on_config=write_ledger)

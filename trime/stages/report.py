@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -21,16 +21,14 @@ from trime.report.figures import configured_figures
 from trime.report.page import Page, Section, commands_section, picture_sections, sample_sections, write_page
 from trime.report.passages import Sample, save_passages
 from trime.report.results import write_results
-from trime.report.run_result import AnsweringRun, AnswerRow, RunResult, ScoredRun
+from trime.report.run_result import AnsweringRun, AnswerRow, ScoredRun
 from trime.report.tables import Replay, Table
-from trime.stages.analysis.per_token import FILE
+from trime.stages.analysis.run_analysis import TOKENS
 from trime.stages.collect import collect_results, keep_provenance, made_from
 from trime.stages.evaluate import policy_name
 from trime.stages.graph import Graph
 from trime.stages.samples.answer_samples import AnswerSamples
-from trime.stages.samples.drawing import OutOfTimeError
-from trime.stages.samples.text_samples import Samples, samples_of
-from trime.stages.samples.translation_samples import TranslationSamples
+from trime.stages.samples.text_samples import OutOfTimeError, samples_of
 from trime.stages.translation.graph import TranslationGraph
 
 log = logging.getLogger(__name__)
@@ -41,29 +39,32 @@ BASELINE_NOTE = (
 )
 
 
-class RunReport(NamedTuple):
-    """The report of a run: its results, the samples on its page, and the file of each figure by the figure's name."""
-
-    results: ScoredRun
-    samples: list[Sample]
-    figures: dict[str, Path]
-
-
-def report_run(graph: Graph) -> RunReport:
-    """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, and print the table and the paths."""
+def report_run(graph: Graph) -> RunOutcome:
+    """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, print the table and the paths, and log
+    the report once to each logger; return the run's loss and folder.
+    """
     config, folder = graph.config, graph.run_folder
     folder.mkdir(parents=True, exist_ok=True)
     sampled = samples_of(graph)
+    # The samples' artefact is of the run before it is drawn, so that pruning does not take what was drawn so far.
     run = keep_provenance(folder / "results.json", collect_results(graph, [sampled] if sampled else []))
+    # Written before anything slow or fragile, such as pictures: they are the result.
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", run)
     if config.logger.history:
         copy_file(graph.model.path() / "metrics.csv", folder / "metrics.csv")
     if graph.per_token:
-        copy_file(graph.per_token.path() / FILE, folder / FILE)
+        copy_file(graph.per_token.path() / TOKENS, folder / TOKENS)
     sections = result_sections(run, folder, compared=bool(config.report.baseline))
-    samples = drawn_samples(sampled) if sampled else []
-    drawn: dict[str, Path] = {FILE.partition(".")[0]: folder / FILE} if graph.per_token else {}
+    samples: list[Sample] = []
+    if sampled:  # after the results are written, because drawing may take longer than they did
+        try:
+            sampled.make()
+            drawn = sampled.summary()
+        except OutOfTimeError as stopped:
+            log.info(f"report: {stopped}")
+            drawn = stopped.samples
+        samples = [Sample(**sample) for sample in drawn]
     headline = f"{run.name} on {run.title}, seed {run.seed}"
     figures = configured_figures(config.report.figures)
     pictures: dict[str, Path] = {}
@@ -75,11 +76,23 @@ def report_run(graph: Graph) -> RunReport:
         pictures["passages"] = save_passages(samples, headline, folder / "passages.png")
     translations = translations_section(graph, run) if isinstance(graph, TranslationGraph) else []
     sections += [*translations, *sample_sections(samples, "Translations" if translations else "Test text, scored")]
-    files = ["results.json", "config.yaml", "table.csv", "metrics.csv", FILE, "log.txt"]
-    page = write_page(Page(run.name, run_facts(run), [*sections, commands_section([run])], files), folder / "page.html")
-    for name, path in (drawn | pictures | {"page": page}).items():
+    files = ["results.json", "config.yaml", "table.csv", "metrics.csv", TOKENS, "log.txt"]
+    facts = [
+        tables.text_facts(run),
+        f"seed {run.seed}",
+        *([f"{run.parameters:,} parameters"] if run.parameters else []),
+        *([f"{run.train.updates:,} updates"] if run.train.updates else []),
+        *([] if run.is_trained else ["not trained"]),
+        f"{run.hardware['gpu'] or run.hardware['cpu']}, {run.hardware['cores']} cores",
+        f"commit {(run.commit or 'unknown')[:12]}",
+    ]
+    page = write_page(Page(run.name, facts, [*sections, commands_section([run])], files), folder / "page.html")
+    tokens = {TOKENS.partition(".")[0]: folder / TOKENS} if graph.per_token else {}
+    for name, path in (tokens | pictures | {"page": page}).items():
         print(f"{name}: {path}")
-    return RunReport(run, samples, pictures)
+    # After all files: what is logged is what the page shows.
+    log_once(lambda: graph.loggers, plain(config.logger), folder, run, samples, pictures)
+    return RunOutcome(run.dev.loss, (folder,))
 
 
 def result_sections(run: ScoredRun, folder: Path, compared: bool) -> list[Section]:
@@ -101,29 +114,17 @@ def result_sections(run: ScoredRun, folder: Path, compared: bool) -> list[Sectio
     sections = [
         Section("Results", " ".join([note, *tables.text_notes(run)]), [table], footnotes=footnotes, emphasise_last=True)
     ]
-    further = {}
+    further = {"analysis.md": tables.analysis_text(run)} if run.analysis else {}
     if run.subsets:
         title, memories = tables.memories_table(run, run.subsets)
-        further["memories.md"] = f"{title}:\n\n{tables.markdown(*memories)}\n{tables.MEMORIES_NOTE}\n"
+        further = {"memories.md": f"{title}:\n\n{tables.markdown(*memories)}\n{tables.MEMORIES_NOTE}\n"} | further
         sections.append(Section(title, tables.MEMORIES_NOTE, [memories]))
-    if run.analysis:
-        further["analysis.md"] = tables.analysis_text(run)
     for name, content in further.items():
         write_atomically(folder / name, content)
         print(f"\n{content}")
     print(f"\n{run.name}, seed {run.seed}, on {tables.text_facts(run)}\n\n{text}")
     print(f"results: {folder / 'results.json'}", flush=True)
     return sections
-
-
-def drawn_samples(sampled: Samples | TranslationSamples) -> list[Sample]:
-    """Draw the samples of a run's page, which may take longer than its results; return those that were drawn in time."""
-    try:
-        sampled.make()
-    except OutOfTimeError as stopped:
-        log.info(f"report: {stopped}")
-        return [Sample(**sample) for sample in stopped.samples]
-    return [Sample(**sample) for sample in sampled.summary()]
 
 
 def translations_section(graph: TranslationGraph, run: ScoredRun) -> list[Section]:
@@ -133,24 +134,6 @@ def translations_section(graph: TranslationGraph, run: ScoredRun) -> list[Sectio
     shown = [Table(["", "text"], [*map(list, zip(["source", "reference", *rows], texts, strict=True))]) for texts in examples]
     note = "Sentences spread over test: the source, its reference, and the translation by each row of the table."
     return [Section("Translations", note, shown)] if shown else []
-
-
-def run_facts(run: ScoredRun) -> list[str]:
-    """Return facts on a run that its page begins with: text, size, training, machine and code."""
-    return [
-        tables.text_facts(run),
-        f"seed {run.seed}",
-        *([f"{run.parameters:,} parameters"] if run.parameters else []),
-        *([f"{run.train.updates:,} updates"] if run.train.updates else []),
-        *([] if run.is_trained else ["not trained"]),
-        f"{run.hardware['gpu'] or run.hardware['cpu']}, {run.hardware['cores']} cores",
-        commit_fact(run),
-    ]
-
-
-def commit_fact(run: RunResult) -> str:
-    """Return the commit of a run's code as pages name it."""
-    return f"commit {(run.commit or 'unknown')[:12]}"
 
 
 def report_replay(graph: Graph) -> None:
@@ -183,7 +166,7 @@ def report_answers(graph: Graph) -> RunOutcome:
     sections = [Section("Results", note, [table])]
     for panel, sample in zip(panels, samples, strict=True):
         sections += picture_sections(f"A question that was {sample.judgement}", [panel], sample.note)
-    facts = [f"seed {run.seed}", f"split {config.answering.split}", commit_fact(run)]
+    facts = [f"seed {run.seed}", f"split {config.answering.split}", f"commit {(run.commit or 'unknown')[:12]}"]
     page = Page(run.name, facts, [*sections, commands_section([run])], ["results.json", "config.yaml", "table.csv"])
     print(f"page: {write_page(page, folder / 'page.html')}")
     return RunOutcome(folders=(folder,))
@@ -209,13 +192,6 @@ def collect_answers(graph: Graph) -> AnsweringRun:
     )
 
 
-def report_and_log(graph: Graph) -> RunOutcome:
-    """Report a run, and log the report once to each of its loggers; return its loss and its folder."""
-    report = report_run(graph)
-    log_once(lambda: graph.loggers, plain(graph.config.logger), graph.run_folder, *report)
-    return RunOutcome(report.results.dev.loss, (graph.run_folder,))
-
-
-REPORT = Stage("report", after=report_and_log, has_log=True)
+REPORT = Stage("report", after=report_run, has_log=True)
 REPLAY = Stage("replay", lambda graph: [graph.replay], after=report_replay, has_log=True)
 ANSWER = Stage("answer", lambda graph: [graph.answer], after=report_answers, has_log=True)

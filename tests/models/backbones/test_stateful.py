@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
@@ -464,7 +465,8 @@ def replayed(graph: Graph, layer: int, policy: str) -> Iterator[list[int]]:
     recorded = graph.record.summary()
     for file in sorted(graph.record.path().glob("[0-9]*.safetensors")):
         document = KeyDocument(load_file(file), layer, recorded["segment"], graph.config.model.backbone.memory.top_k)
-        for kept in document.retained_positions(graph.replay.policy(policy), graph.config.model.memory_size):
+        chosen = instantiate(graph.replay.policies[policy], _convert_="all")
+        for kept in document.retained_positions(chosen, graph.config.model.memory_size):
             yield kept.tolist()
 
 

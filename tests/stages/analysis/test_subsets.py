@@ -21,8 +21,7 @@ from trime.report.results import find_runs, read_run, write_results
 from trime.report.run_result import MeanWeights, ScoredRun
 from trime.report.tables import memories_table, memory_contribution
 from trime.scoring.mixtures.experts import ExpertMasses
-from trime.stages.analysis.subsets import select_memories, subsets
-from trime.stages.analysis.weights import Bins, Weights, token_weights
+from trime.stages.analysis.subsets import Bins, Weights, select_memories, subsets, token_weights
 from trime.stages.graph import Graph
 
 

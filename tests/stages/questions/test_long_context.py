@@ -30,8 +30,7 @@ from trime.report.canvas import canvas
 from trime.report.results import results_in
 from trime.report.run_result import AnsweringRun
 from trime.stages.graph import Graph
-from trime.stages.questions.answer import solved_examples
-from trime.stages.questions.prompts import PromptMaker
+from trime.stages.questions.answer import PromptMaker, solved_examples
 from trime.stages.questions.train_small import spread_positions
 from trime.stages.samples.answer_samples import AnswerSamples, answer_places
 from trime.training.answering import AnsweringModule, QuestionBatch, extend_positions

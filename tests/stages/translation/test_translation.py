@@ -44,7 +44,7 @@ from trime.models.network import Network
 from trime.report.bootstrap import bleu_difference, corpus_bleu
 from trime.report.tables import EDGE
 from trime.stages.graph import open_job
-from trime.stages.samples.translation_samples import TranslationSamples
+from trime.stages.samples.text_samples import samples_of
 from trime.stages.translation.graph import TranslationGraph
 from trime.stages.translation.translate import Translate, bleu_statistics
 
@@ -87,7 +87,7 @@ def test_pages_show_the_memory_in_translations(words: str, tiny: Tiny) -> None:
     config = tiny(*f"experiment={words}".split(), "report.samples.passages=2")
     run(config)
     graph = TranslationGraph(config)
-    samples = TranslationSamples(graph).summary()
+    samples = samples_of(graph).summary()
     written = graph.evaluate.translations.examples(2)
     assert len(samples) == 2
     for sample, (source, _, *translations) in zip(samples, written, strict=True):
@@ -565,9 +565,8 @@ def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
 def test_the_best_weights_by_bleu(tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """translation.best_by=bleu: at every validation valid is translated, and the highest BLEU decides."""
     made = iter([12.0, 31.5, 20.0])
-    monkeypatch.setattr(
-        "trime.stages.translation.bleu_validation.score_translations", lambda texts, references: {"bleu": next(made)}
-    )
+    scores = "trime.stages.translation.training_task.score_translations"
+    monkeypatch.setattr(scores, lambda texts, references: {"bleu": next(made)})
     overrides = (
         "train.validate_every=2",
         "train.keep=best",

@@ -1,6 +1,7 @@
-"""Analysis of a run on dev and test (evaluate.analysis=true): frequency buckets, retrieval accuracy, long memory sizes.
+"""Analyses of a run that score it once more, with evaluate.analysis=true and with evaluate.per_token=true.
 
-TRIME Table 14 (buckets by frequency on dev), Table 13 (is the target among those of the top K?), Figure 3.
+The first is by frequency buckets, retrieval accuracy and long memory sizes: TRIME Table 14 (buckets by frequency on dev), Table
+13 (is the target among those of the top K?), Figure 3. The second writes every scored token of test.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from trime.common.identity import Free
-from trime.common.io import write_json
+from trime.common.io import to_json, write_json
 from trime.common.metrics import perplexity
 from trime.common.types import Bool, Contexts, Tensor
 from trime.lab.artefact import Artefact, Lab
@@ -26,6 +27,8 @@ from trime.stages.encode import Encode
 from trime.stages.scoring import Scoring, build_scorer, with_progress
 from trime.stages.tune import TunedRows
 
+TOKENS = "tokens.jsonl"
+DIGITS = 6  # decimals of probabilities and weights of tokens
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
 
 
@@ -50,6 +53,7 @@ class RunAnalysis(Artefact):
 
     def analyse(self, encoded: Encode) -> dict[str, Any]:
         """Return the analysis of one split."""
+        # All sizes of the last row of the papers are scored in the same pass; the other settings stay as tuned.
         rows = list(self.tune.rows())
         sized = max(number for number, row in enumerate(rows) if isinstance(row, MixtureSpec))  # the last of the papers' rows
         tuned_size = [0] * len(rows)  # the index of a row's tuned memory size among its sizes
@@ -69,6 +73,7 @@ class RunAnalysis(Artefact):
             losses += -scores[sized][:, 0].double().sum(-1).cpu()
             for each in hits.values():
                 each.add(window.query)
+        # TRIME counts frequencies on dev.
         counts = dev_frequency(corpus)
         by_size = dict(zip(map(str, rows[sized].sizes), (losses / tables[-1].tokens).tolist(), strict=True))
         return {
@@ -104,3 +109,43 @@ class Hits:
     def accuracy(self) -> dict[str, float]:
         """Return the share of queries whose target was found among K entries, by K."""
         return {str(k): count / max(1, self.queries) for k, count in self.hits.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class PerToken(Artefact):
+    """A line of JSON for each scored token of test under the experiment's own row: ``tokens.jsonl``.
+
+    Its keys: ``document``, ``position`` in it, ``token``, ``log_probability`` in nats, ``parts`` of the probability that come
+    from the vocabulary and from each memory, and the ``weights`` of a fitted mixture.
+    """
+
+    kind, stage = "per_token", "evaluate"
+
+    test: Encode
+    tune: TunedRows
+    scoring: Scoring
+    lab: Free[Lab]
+
+    def build(self, folder: Path) -> None:
+        scorer = build_scorer(self.scoring, [self.tune.rows()[-1]], self.tune.memories, self.test)
+        corpus = self.test.corpus.corpus()
+        symbols, split = corpus.vocabulary.symbols, self.test.split
+        names = corpus.names(split) if self.test.windowing.bounded else None  # else windows cross documents
+        with open(folder / TOKENS, "w", encoding="utf-8") as file:
+            for scored in scorer.score_row(with_progress(self.test, "write tokens of")):
+                parts, weights = (
+                    {name: [round(value, DIGITS) for value in column.tolist()] for name, column in columns.items()}
+                    for columns in (scored.parts(), scored.weights())
+                )
+                query, log_probability = scored.window.query, scored.log_probability.tolist()
+                places = query.positions.document.tolist(), query.positions.position.tolist(), query.token.tolist()
+                for number, (document, position, token) in enumerate(zip(*places, strict=True)):
+                    line = {
+                        "document": names[document] if names else None,
+                        "position": position,
+                        "token": symbols[token],
+                        "log_probability": round(log_probability[number], DIGITS),
+                        "parts": {name: values[number] for name, values in parts.items()},
+                        "weights": {name: values[number] for name, values in weights.items()},
+                    }
+                    file.write(to_json(line, file.name, None, ensure_ascii=False) + "\n")

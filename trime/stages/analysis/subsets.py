@@ -13,27 +13,30 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
 from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.progress import Progress
+from trime.common.types import Float, Int, Tensor
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, columns_of, grouped, read_part
 from trime.memory.inference.base import Memory, Window
 from trime.scoring.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
-from trime.scoring.frequency import dev_frequency
+from trime.scoring.frequency import TokenMeans, dev_frequency
 from trime.scoring.loss_sums import LossSums, summarize_row
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.mixtures.experts import ExpertMasses
 from trime.scoring.scorer import Scorer
-from trime.stages.analysis.weights import Bins, Weights, bins_of, token_weights
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.mixture import TuneMixture, sum_by_document
 from trime.stages.scoring import Scoring, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
+
+BINS = 10  # number of bins of tokens by the similarity of the best entry
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +55,7 @@ class SubsetMixtures(Artefact):
         fitted, states = [], dict[str, torch.Tensor]()
         chosen = subsets(self.tune.row().memory_order, self.selection)
         for number, names in enumerate(Progress(chosen, unit="subset", desc="fit subsets")):
+            # The mixture of all memories is fitted already, and without memories there is nothing to fit.
             if names == self.tune.row().memory_order:
                 loss = self.tune.summary()["row"]["loss"]
             elif not names:
@@ -72,6 +76,7 @@ class SubsetMixtures(Artefact):
 
     def rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
         """Return the row of each subset with its fitted mixture, that of all memories last."""
+        # As in build: nothing was stored of no memories, nor of all of them.
         states, rows = load_file(self.path() / "subset_mixtures.safetensors"), list[MixtureSpec | FittedMixtureSpec]()
         *parts, _ = [subset["memories"] for subset in self.summary()]
         for number, names in enumerate(parts):
@@ -111,12 +116,22 @@ class Subsets(ArtefactInParts):
             notes.append(note)
             add_sums(sums, tensors)
             weights.add(tensors["token"], tensors["share"], tensors["bin"])
-        tokens = sums[-1].tokens
-        seconds = [sum(note["seconds"][number] for note in notes) / tokens for number in range(len(sums))]
+        tokens, results = sums[-1].tokens, []
+        for number, (row, fitted) in enumerate(zip(parts.rows, self.mixtures.summary(), strict=True)):
+            summary = summarize_row(row, sums[number])
+            results.append(
+                {
+                    "memories": list(row.memory_order) if isinstance(row, FittedMixtureSpec) else [],
+                    "valid_loss": fitted["valid_loss"],
+                    **{key: summary[key] for key in ("loss", "tokens", "documents", "bootstrap_unit")},
+                    "seconds_per_token": sum(note["seconds"][number] for note in notes) / tokens,
+                }
+            )
+        dtypes = dict.fromkeys(memory.nearest.store.keys.dtype for memory in parts.memories.values() if memory.nearest)
         content = {
             "mixture": self.tune.row().kind,
             "selection": self.mixtures.selection,
-            "external_search": parts.search,
+            "external_search": describe_search(parts.memories) | {"keys": " and ".join(dtypes)} if dtypes else None,
             "encode_seconds_per_token": self.encoded.summary()["seconds"] / tokens,
             "costs": {
                 name: {
@@ -126,10 +141,7 @@ class Subsets(ArtefactInParts):
                 for name in parts.memories
             },
             "weights": weights.summary(dev_frequency(corpus)),
-            "subsets": [
-                subset_result(row, subset["valid_loss"], row_sums, row_seconds)
-                for row, subset, row_sums, row_seconds in zip(parts.rows, self.mixtures.summary(), sums, seconds, strict=True)
-            ],
+            "subsets": results,
         }
         write_json(folder / "subsets.json", content)
 
@@ -155,19 +167,26 @@ class SubsetParts(SplitParts):
 
     @cached_property
     def bins(self) -> dict[str, Bins]:
-        """The bins by which the weights of each memory are shown, from the masses of valid."""
+        """The bins by which the weights of each memory are shown; bins of similarities hold equally many tokens of valid."""
         masses, description = self.subsets.tune.grid.expert_masses()
-        return bins_of(masses, description["experts"], self.memories)
-
-    @property
-    def search(self) -> dict[str, Any] | None:
-        """How datastores are searched, if there are any, and the type of their keys."""
-        dtypes = dict.fromkeys(memory.nearest.store.keys.dtype for memory in self.memories.values() if memory.nearest)
-        return describe_search(self.memories) | {"keys": " and ".join(dtypes)} if dtypes else None
+        bins, first = {}, 1  # after the vocabulary's column
+        for name, size in description["experts"].items():
+            columns, first = slice(first, first + size), first + size
+            if names := self.memories[name].expert_names:
+                bins[name] = Bins("context", columns, names, torch.zeros(0))
+                continue
+            # The similarity itself was not stored: the log-mass of the sharpest softmax, the first, is closest to it.
+            best = masses.total[:, columns.start]
+            known = best[best.isfinite()].numpy()
+            edges = np.quantile(known, np.arange(1, BINS) / BINS) if len(known) else np.zeros(BINS - 1)
+            names = [f"{100 * number // BINS}–{100 * (number + 1) // BINS} %" for number in range(BINS)]
+            bins[name] = Bins("similarity", columns, names, torch.as_tensor(edges))
+        return bins
 
     def make(self, number: int, advance: Advance) -> None:
         part, meters = self.parts[number], {name: MeteredMemory(memory) for name, memory in self.memories.items()}
         scorer, sums, seconds = self.scorer, [LossSums() for _ in self.rows], [0.0 for _ in self.rows]
+        # A meter for each part, because parts may be made by other processes or by an earlier run.
         scorer.memories = {**meters}  # type: ignore[dict-item]
         scorers, tokens, shares, bins = [row.window_scorer() for row in self.rows], [], [], []
         full_scorer = scorers[-1]
@@ -178,6 +197,7 @@ class SubsetParts(SplitParts):
                 score = score_window(window, row_masses)
                 seconds[row] += now() - started
                 sums[row].add(window, score)
+            # The full mixture is scored last: its masses and weights are those of this window.
             share, token_bins = token_weights(self.bins, full_scorer.expert_masses.total, full_scorer.log_weights)
             tokens.append(window.query.token)
             shares.append(share)
@@ -213,21 +233,10 @@ class MeteredMemory:
 
 def now() -> float:
     """Return the time in seconds, after all work queued on the device is done."""
+    # A device computes on after a call returns.
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def subset_result(row: MixtureSpec | FittedMixtureSpec, dev: float, sums: LossSums, seconds: float) -> dict[str, Any]:
-    """Return the results of a subset, with its loss on dev and its seconds per token."""
-    summary = summarize_row(row, sums)
-    test = {key: summary[key] for key in ("loss", "tokens", "documents", "bootstrap_unit")}
-    return {
-        "memories": list(row.memory_order) if isinstance(row, FittedMixtureSpec) else [],
-        "valid_loss": dev,
-        **test,
-        "seconds_per_token": seconds,
-    }
 
 
 def subsets(names: tuple[str, ...], which: str) -> list[tuple[str, ...]]:
@@ -247,3 +256,67 @@ def select_memories(
     experts = {name: size for name, size in description["experts"].items() if name in names}
     selected = ExpertMasses(masses.target[:, columns].contiguous(), masses.total[:, columns].contiguous(), masses.document)
     return selected, {"experts": experts, "counts": [description["counts"][column] for column in columns]}
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Bins of tokens by how well a memory matches: the ``similarity`` of its best entry, or the longest ``context`` of n-grams.
+
+    ``columns``: its experts in the masses; ``edges`` [b - 1]: ascending similarities; ``names`` [b].
+    """
+
+    kind: str
+    columns: slice
+    names: list[str]
+    edges: Float[Tensor, " b"]
+
+    def of(self, total: Float[Tensor, "n e"]) -> Int[Tensor, " n"]:
+        """Return the bin of each token, -1 where the memory has no match."""
+        masses = total[:, self.columns]
+        known = masses.isfinite()
+        if self.kind == "context":
+            return known.sum(1) - 1
+        return torch.where(known[:, 0], torch.bucketize(masses[:, 0].contiguous(), self.edges.to(masses)), -1)
+
+
+def token_weights(
+    bins: dict[str, Bins], total: Float[Tensor, "n e"], log_weights: Float[Tensor, "n e"]
+) -> tuple[Float[Tensor, "n s"], Int[Tensor, "n m"]]:
+    """Return of each token the weights of the vocabulary and of each memory, and its bin for each memory.
+
+    ``total`` and ``log_weights`` are the log-mass and the log-weight of each expert.
+    """
+    weight = log_weights.exp()
+    share = torch.stack([weight[:, 0], *(weight[:, each.columns].sum(1) for each in bins.values())], 1)
+    return share, torch.stack([each.of(total) for each in bins.values()], 1)
+
+
+class Weights:
+    """Sums the weights over the tokens of a text, part by part."""
+
+    def __init__(self, bins: dict[str, Bins], vocabulary: int):
+        self.bins = bins
+        self.largest = torch.zeros(1 + len(bins), dtype=torch.long)
+        self.by_token = [TokenMeans(vocabulary) for _ in self.largest]
+        self.by_bin = {name: TokenMeans(len(memory_bins.names)) for name, memory_bins in bins.items()}
+
+    def add(self, token: Int[Tensor, " n"], share: Float[Tensor, "n s"], number: Int[Tensor, "n m"]) -> None:
+        """Add tokens with what ``token_weights`` returned of them."""
+        self.largest += share.argmax(1).bincount(minlength=share.shape[1])
+        for table, part in zip(self.by_token, share.unbind(1), strict=True):
+            table.add(token, part)
+        for table, part, bins in zip(self.by_bin.values(), share[:, 1:].unbind(1), number.unbind(1), strict=True):
+            # -1: the memory knew nothing of the token.
+            known = bins >= 0
+            table.add(bins[known], part[known])
+
+    def summary(self, frequency: np.ndarray) -> dict[str, Any]:
+        """Return, for the vocabulary and each memory, the share of tokens where its weight is largest, and mean weights."""
+        result: dict[str, Any] = {}
+        for name, largest, table in zip(["vocabulary", *self.bins], self.largest.tolist(), self.by_token, strict=True):
+            result[name] = {"largest": largest / max(1, table.tokens), "by_frequency": table.buckets(frequency)}
+        for name, bins in self.bins.items():
+            masks = np.eye(len(bins.names), dtype=bool)
+            cells = [{"bucket": bucket, **self.by_bin[name].mean(mask)} for bucket, mask in zip(bins.names, masks, strict=True)]
+            result[name] |= {f"by_{bins.kind}": cells}
+        return result

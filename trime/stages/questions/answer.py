@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, islice
 from pathlib import Path
 from statistics import mean
-from typing import Any
-
-from hydra.utils import instantiate
+from typing import Any, NamedTuple
 
 from trime.common.identity import Free
 from trime.common.io import read_json_lines, to_json, write_atomically, write_json
 from trime.common.metrics import ResourceUsage, Usage, processor_ms
+from trime.common.parts import build
 from trime.common.progress import Progress
 from trime.config.schema import Answering
-from trime.data.questions.base import Example, Questions, contains_answer, exact_match
+from trime.data.questions.base import SEPARATOR, Example, Questions, contains_answer, exact_match, prompt, prompt_parts
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.config_hash import QUESTION_PLACES, without
@@ -27,19 +25,63 @@ from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.models.pretrained.answering import Answerer, greedy
 from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.tokenizer import load_tokenizer
+from trime.models.pretrained.tokenizer import encode_text, load_tokenizer, prompt_frame
 from trime.stages.pretrained import build_answerer, model_fingerprint
-from trime.stages.questions.prompts import Prompt, PromptMaker
 from trime.stages.questions.train_small import batched
 from trime.training.hardware import Hardware
-
-Asked = tuple[Example, Prompt]
 
 DEPTHS = 5  # parts of a text for which results are told apart
 READING = (
     *("memory_size", "query_size", "chunk", "top_k", "search", "cached_keys", "prefill", "per_head", "end", "outputs"),
     *("position", "factor", "causal", "dtype"),
 )
+
+
+class Prompt(NamedTuple):
+    """The tokens of a prompt: as far as the end of the text, which questions about the same text may share, and the rest."""
+
+    shared: list[int]
+    rest: list[int]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Return the whole prompt."""
+        return self.shared + self.rest
+
+
+class PromptMaker:
+    """Makes the prompts of a model, with the settings ``answering`` and ``solved`` questions before each.
+
+    With ``answering.order=last`` the shared part is everything before the question; otherwise nothing is shared. ``is_guided``:
+    the question decides what is kept of the text before it, so that the two are also told apart where it comes first as well.
+    """
+
+    def __init__(self, tokenizer: Any, settings: Answering, solved: list[Example], is_guided: bool = False):
+        self.tokenizer, self.settings, self.is_split = tokenizer, settings, is_guided or settings.order == "last"
+        before, self.after = prompt_frame(tokenizer, settings.chat_template)
+        shown = [f"{prompt(example, settings.order)} {example.answers[0]}{SEPARATOR}" for example in solved]
+        self.before = before + encode_text(tokenizer, "".join(shown))
+
+    def __call__(self, example: Example) -> Prompt:
+        """Return the prompt of an example, or as much of the end of its own text as ``max_prompt_tokens`` leaves.
+
+        UserError if that leaves nothing.
+        """
+        before, after = prompt_parts(example, self.settings.order)
+        parts = (before, after) if self.is_split else ("", before + after)
+        text, rest = (encode_text(self.tokenizer, part) for part in parts)
+        limit, frame, excess = self.settings.max_prompt_tokens, len(self.before) + len(self.after), 0
+        if limit is not None:
+            if limit <= frame:
+                raise UserError(
+                    f"answering.max_prompt_tokens={limit}: chat template and examples have {frame} tokens, raise it"
+                )
+            excess = max(0, frame + len(text) + len(rest) - limit)
+        text, rest = text[excess:], rest[max(0, excess - len(text)) :]
+        return Prompt(self.before + text, rest + self.after) if self.is_split else Prompt([], self.before + rest + self.after)
+
+
+Asked = tuple[Example, Prompt]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +120,7 @@ class Answer(ArtefactInParts):
     @cached_property
     def questions(self) -> Questions:
         """The set of questions that ``questions=`` chooses; UserError where its files are missing."""
-        return instantiate(self.asked, _convert_="all")
+        return build(self.asked, "questions")
 
     def summary(self) -> Any:
         """Return the results, with those of questions whose answers stand at a known depth by depth."""
@@ -122,38 +164,44 @@ class Answer(ArtefactInParts):
     def model(self) -> tuple[Any, Answerer]:
         """Return the model's tokenizer, and the model with its memories."""
         name = str(self.small_model.path()) if self.small_model else self.model_settings["name"]
-        settings = self.model_settings
-        model = load_pretrained(name, settings["dtype"])
-        return load_tokenizer(name), build_answerer(settings, self.eviction, model, self.hardware)
+        model = load_pretrained(name, self.model_settings["dtype"])
+        return load_tokenizer(name), build_answerer(self.model_settings, self.eviction, model, self.hardware)
 
     def prompts(self, tokenizer: Any) -> PromptMaker:
         """Return what makes the prompts of questions."""
-        settings = self.answering
-        solved = solved_examples(self.asked, settings.examples)
-        return PromptMaker(tokenizer, settings, solved, self.is_guided)
-
-    @property
-    def is_guided(self) -> bool:
-        """Whether a question decides what is kept of its text (model.prefill=guided)."""
-        return bool(self.model_settings["prefill"] == "guided")
+        solved = solved_examples(self.asked, self.answering.examples)
+        return PromptMaker(tokenizer, self.answering, solved, self.model_settings["prefill"] == "guided")
 
     @property
     def shares_texts(self) -> bool:
         """Whether a text is read once for all questions about it: none of them stands before it, or decides what is kept."""
-        return self.answering.order == "last" and not self.is_guided
+        return self.answering.order == "last" and self.model_settings["prefill"] != "guided"
 
     def answer(self, groups: list[list[Asked]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Return the answers to groups of questions, with whether they are right; the text of a group is read once."""
         started, lines = time.perf_counter(), []
         texts, questions = zip(*(group[0][1] for group in groups), strict=True)
+        # A guided reading is told the questions beforehand.
         reading = answerer.start([*texts], questions=[*questions])
+        # The text's tokens count for the first question about it, the others read only their own.
         asked = [(text, *pair, pair is group[0]) for text, group in enumerate(groups) for pair in group]
         for batch in batched(asked, self.answering.batch_size):
             session = reading.ask([made.rest for _, _, made, _ in batch], [text for text, *_ in batch])
             answers = greedy(session, tokenizer.eos_token_id, self.answering.max_new_tokens)
             for (_, example, made, first), tokens in zip(batch, answers, strict=True):
                 text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
-                lines.append(answer_line(example, text, made, first))
+                lines.append(
+                    {
+                        "name": example.name,
+                        "answer": text,
+                        "right": exact_match(text, example),
+                        "contained": contains_answer(text, example),
+                        "depth": example.depth,
+                        "tokens": len(made.tokens),
+                        # What a guiding question reads again after each chunk is part of the cost of a token.
+                        "read": len(made.tokens) if first else len(made.rest),
+                    }
+                )
         seconds = (time.perf_counter() - started) / len(lines)
         return [line | {"seconds": round(seconds, 4)} for line in lines]
 
@@ -166,6 +214,7 @@ class AnswerParts(Parts):
         self.examples = answer.examples()
         self.batch_size = answer.answering.batch_size
         texts = groupby(enumerate(self.examples), key=lambda one: one[1].context if answer.shares_texts else one[0])
+        # A part ends between texts, so that no text is read twice.
         self.sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), self.batch_size)]
         self.starts = [0, *accumulate(self.sizes)]
 
@@ -182,35 +231,17 @@ class AnswerParts(Parts):
         tokenizer, answerer, make_prompt = self.model
         meter, lines = ResourceUsage(), []
         examples = self.examples[self.starts[number] : self.starts[number + 1]]
-        asked = ((example, make_prompt(example)) for example in examples)
-        for groups in batched(by_text(asked) if self.answer.shares_texts else ([one] for one in asked), self.batch_size):
+        shares, asked = self.answer.shares_texts, []
+        # By the text as the prompts have it: one that shares nothing has a key, and so a group, of its own.
+        for count, example in enumerate(examples):
+            made = make_prompt(example)
+            asked.append(((made.shared if shares else None) or [-1, count], (example, made)))
+        of_texts = ([pair for _, pair in group] for _, group in groupby(asked, key=lambda one: one[0]))
+        for groups in batched(of_texts, self.batch_size):
             answers = self.answer.answer(groups, tokenizer, answerer)
             lines += answers
             advance(len(answers))
         write_json(self.file(number), {"answers": lines} | meter.note(), indent=None)
-
-
-def by_text(asked: Iterable[Asked]) -> Iterator[list[Asked]]:
-    """Yield groups of consecutive questions whose prompts share their text; a prompt that shares nothing is alone."""
-    numbered = ((made.shared or [-1, number], (example, made)) for number, (example, made) in enumerate(asked))
-    for _, group in groupby(numbered, key=lambda one: one[0]):
-        yield [pair for _, pair in group]
-
-
-def answer_line(example: Example, text: str, made: Prompt, first: bool) -> dict[str, Any]:
-    """Return a line of ``answers.jsonl``: the answer, and how many tokens its prompt has and were read for it.
-
-    What a question that guides its text reads again after each chunk does not count: it is part of the cost of a token.
-    """
-    return {
-        "name": example.name,
-        "answer": text,
-        "right": exact_match(text, example),
-        "contained": contains_answer(text, example),
-        "depth": example.depth,
-        "tokens": len(made.tokens),
-        "read": len(made.tokens) if first else len(made.rest),
-    }
 
 
 def by_depth(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -236,5 +267,6 @@ def solved_examples(questions: dict[str, Any], count: int) -> list[Example]:
         return []
     if "words" not in questions:
         raise UserError("answering.examples: these questions have no context of facts alone, set it to 0")
-    short = instantiate(questions | {"words": 0, "min_words": None, "count": count}, _convert_="all")
+    # Without words of filler a context is its facts alone.
+    short = build(questions, "questions", words=0, min_words=None, count=count)
     return [*islice(short.examples("train"), count)]

@@ -1,4 +1,7 @@
-"""train_small: trains a small model in the transformers format to answer questions over short contexts."""
+"""train_small: trains a small model in the transformers format to answer questions over short contexts.
+
+init_small: creates one with random weights and a dataset's tokenizer, which model=pretrained then trains.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,21 @@ from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
-from hydra.utils import instantiate
 
 from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.common.metrics import ResourceUsage
+from trime.common.parts import build
 from trime.common.types import Tensor
 from trime.config.schema import Small
+from trime.data.byte_pairs import train_pieces
 from trime.data.questions.base import Example, Questions, prompt
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.config_hash import QUESTION_PLACES, without
 from trime.lab.stage import Stage
-from trime.models.pretrained.tokenizer import encode_prompt, encode_text, train_word_level
+from trime.models.pretrained.tokenizer import END, PADDING, encode_prompt, encode_text, save_tokenizer, train_word_level
+from trime.stages.prepare import PreparedText
 from trime.stages.pretrained import is_pretrained
 from trime.training.answering import AnsweringModule, QuestionBatch
 from trime.training.trainer import TrainerSettings, quiet, run_training
@@ -51,7 +56,7 @@ class TrainSmall(Artefact):
     lab: Free[Lab]
 
     def identity(self) -> Any:
-        files = instantiate(self.questions, _convert_="all").fingerprint("train")
+        files = build(self.questions, "questions").fingerprint("train")
         learned = {key: value for key, value in self.recipe().items() if key != "small"}
         return super().identity() | learned | {"files": files}
 
@@ -69,17 +74,21 @@ class TrainSmall(Artefact):
         }
 
     def build(self, folder: Path) -> None:
-        settings, questions = self.small, instantiate(self.questions, _convert_="all")
+        settings, questions = self.small, build(self.questions, "questions")
         pl.seed_everything(self.seed, verbose=False)
-        tokenizer = train_word_level(vocabulary_texts(questions, settings.batch), settings.vocabulary, folder)
-        small = instantiate(settings.model, _convert_="all")
+        if len(examples := list(questions.examples("train"))) < settings.batch:
+            raise UserError(f"there are {len(examples)} questions to learn from, fewer than small.batch={settings.batch}")
+        texts = (f"{prompt(example)} {example.answers[0]}" for example in examples)
+        tokenizer = train_word_level(texts, settings.vocabulary, folder)
+        small = build(settings.model, "small.model")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         parameters, updates = sum(part.numel() for part in model.parameters()), self.trainer.updates
         log.info(f"train_small: {parameters:,} parameters, {updates:,} updates")
-        optimizer = instantiate(self.optimizer, _partial_=True, _convert_="all")
-        schedule = instantiate(self.schedule, _convert_="all")
+        optimizer = build(self.optimizer, "optimizer", _partial_=True)
+        schedule = build(self.schedule, "schedule")
         task = AnsweringModule(model, optimizer, schedule, settings.prompt_loss_weight, self.seed)
-        without_context = instantiate(self.questions | {"words": 0, "min_words": None}, _convert_="all")
+        without_context = build(self.questions, "questions", words=0, min_words=None)
+        # A curriculum: facts alone come before facts within text.
         first = round(settings.facts_only_share * updates)
         phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()
         loader = ExampleLoader(phases, tokenizer, settings, self.seed)
@@ -89,16 +98,34 @@ class TrainSmall(Artefact):
         model.save_pretrained(folder)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         write_json(folder / "train.json", metrics | {"seconds": round(meter.seconds, 1)})
+        # Checkpoints serve a killed training alone.
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def vocabulary_texts(questions: Questions, minimum: int) -> Iterator[str]:
-    """Yield prompts and answers of one draw, for the vocabulary; UserError if there are fewer than ``minimum``."""
-    examples = list(questions.examples("train"))
-    if len(examples) < minimum:
-        raise UserError(f"there are {len(examples)} questions to learn from, fewer than small.batch={minimum}")
-    for example in examples:
-        yield f"{prompt(example)} {example.answers[0]}"
+@dataclass(frozen=True, eq=False)
+class InitSmall(Artefact):
+    """An untrained small model with a tokenizer of ``vocabulary`` byte pairs, in the transformers format."""
+
+    kind, format = "init_small", 2
+
+    model: dict[str, Any]
+    vocabulary: int
+    seed: int
+    text: Free[PreparedText]  # the tokenizer learns from its lines, which need not be prepared
+    lab: Free[Lab]
+
+    def identity(self) -> Any:
+        return super().identity() | self.text.text_identity()
+
+    def build(self, folder: Path) -> None:
+        documents = self.text.dataset.documents("train")
+        lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
+        tokenizer = save_tokenizer(train_pieces(lines, self.vocabulary, special_tokens=[PADDING, END]), folder)
+        torch.manual_seed(self.seed)
+        small = build(self.model, "small.model")
+        model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+        model.save_pretrained(folder)
+        log.info(f"init_small: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")
 
 
 class ExampleLoader:
@@ -117,6 +144,7 @@ class ExampleLoader:
     def __iter__(self) -> Iterator[QuestionBatch]:
         first, self.step = self.step, 0
         batches = chain.from_iterable(islice(self.batches(questions), updates) for questions, updates in self.phases)
+        # Batches before a restored step are drawn as well: the draws of an epoch follow one another.
         for number, rows in enumerate(batches):
             self.step = number + 1
             if number >= first:
@@ -127,6 +155,7 @@ class ExampleLoader:
         for epoch in count():
             order = random.Random(f"{questions.seed} {epoch}")
             for group in batched(questions.examples("train", draw=epoch), SORTED_BATCHES * self.settings.batch):
+                # Examples of one length need little padding; batches are shuffled again, so that lengths alternate.
                 group.sort(key=lambda example: len(example.context))
                 batches = list(batched(group, self.settings.batch))
                 order.shuffle(batches)
@@ -146,6 +175,7 @@ class ExampleLoader:
         batch = QuestionBatch(padded(prompts, -1), padded(answers, -1))
         if not settings.spread:
             return batch
+        # Positions may be anywhere below the limit, but those of the answer follow them.
         room = limit - batch.answer.shape[1]
         return batch._replace(position=padded([spread_positions(tokens, self.ends, room, draw) for tokens in prompts], 0))
 
@@ -174,6 +204,7 @@ def spread_positions(tokens: list[int], ends: set[int], room: int, draw: random.
     The total length of the gaps is drawn log-uniformly and divided among them at random.
     """
     breaks = [place for place, token in enumerate(tokens[:-1], 1) if token in ends]
+    # Log-uniformly, so that short gaps are as frequent as long ones.
     missing = int((room - len(tokens) + 1) ** draw.random()) - 1
     cuts = sorted(draw.randint(0, missing) for _ in breaks[1:])
     gaps = dict(zip(breaks, (end - start for start, end in pairwise([0, *cuts, missing])), strict=False))
@@ -181,3 +212,4 @@ def spread_positions(tokens: list[int], ends: set[int], room: int, draw: random.
 
 
 TRAIN_SMALL = Stage("train_small", lambda graph: [graph.small_model if is_pretrained(graph.config) else None])
+INIT_SMALL = Stage("init_small", lambda graph: [graph.initial_model], of_run=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.stage import Stage
-from trime.models.backbones.memorizing import KNNAttention
 from trime.models.network import Reader
 from trime.stages.encode import Encode
 from trime.stages.model_io import ModelSettings
@@ -46,7 +46,8 @@ class Record(Artefact):
         return [self.encoded.corpus, self.encoded.model]
 
     def identity(self) -> Any:
-        encoded = {key: value for key, value in self.encoded.identity().items() if key != "reading"}  # its size and policy
+        # The memory's size and policy are no part of what is recorded, and neither is the type of stored encodings.
+        encoded = {key: value for key, value in self.encoded.identity().items() if key != "reading"}
         return super().identity() | encoded | {"portion": identity_of(replace(self.encoded.portion, dtype=""))}
 
     def build(self, folder: Path) -> None:
@@ -54,13 +55,16 @@ class Record(Artefact):
         text, windows = corpus.split(self.encoded.split), self.encoded.windows(corpus)
         if "top_k" not in self.encoded.settings.model["backbone"].get("memory", {}):
             raise UserError(NO_MEMORY)
+        # What a memory holds changes later queries and keys unless it holds everything, as it does here.
         network, description = self.unlimited(windows).open(self.encoded.model.path())
         device, backbone = self.encoded.hardware.device, network.backbone
         network.to(device)
         layers = memory_layers(backbone)
         if not layers:
             raise UserError(NO_MEMORY)
-        recorders = {number: QueryKeyRecorder(backbone.attentions[number]) for number in layers}
+        calls: dict[int, list[tuple[Tensor, Tensor]]] = {number: [] for number in layers}  # of the document being read
+        for number, of_layer in calls.items():
+            backbone.attentions[number].register_forward_hook(partial(record_call, of_layer))
         documents, reader = np.unique(windows.document), Reader(network)
         with Progress(total=windows.scored(), unit="tok", unit_scale=True, desc="record") as bar:
             for number, document in enumerate(documents):
@@ -71,10 +75,15 @@ class Record(Artefact):
                         batch = collate(text, windows, [row], corpus.vocabulary.special_ids).to(device)
                         with torch.no_grad():
                             reader.encode(batch)
-                    columns = {n: recorder.take() for n, recorder in recorders.items()}
-                    write_tensors(file, {f"{n}.{name}": part for n, parts in columns.items() for name, part in parts.items()})
+                    columns = {}
+                    for layer, of_layer in calls.items():
+                        for name, parts in zip(("query", "key"), zip(*of_layer, strict=True), strict=True):
+                            columns[f"{layer}.{name}"] = torch.cat(parts).contiguous()
+                        of_layer.clear()
+                    write_tensors(file, columns)
                 bar.update(int(windows.length[rows].sum()))
         memory = description["model"]["backbone"]["memory"]
+        # A replay searches exactly, over all heads together, and knows only windows of one length.
         same_search = (
             memory["search"] == "exact" and not memory["per_head"] and not getattr(self.encoded.windowing, "lines", False)
         )
@@ -94,25 +103,11 @@ class Record(Artefact):
         return replace(settings, model=settings.model | {"memory_size": size}, eviction=fifo)
 
 
-class QueryKeyRecorder:
-    """Records the queries and keys of an attention layer as it computes them."""
-
-    def __init__(self, attention: KNNAttention):
-        self.attention = attention
-        self.parts: list[tuple[Tensor, Tensor]] = []
-        attention.register_forward_hook(self.record)
-
-    def record(self, attention: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Record the queries and keys of a forward pass."""
-        query, key, _ = attention.project(inputs[0])
-        (query, key), _ = attention.normalize_and_scale(query, key)
-        self.parts.append((query[0].transpose(0, 1).cpu(), key[0].transpose(0, 1).cpu()))
-
-    def take(self) -> dict[str, Tensor]:
-        """Return what was recorded since the last call, [tokens h d]."""
-        query, key = (torch.cat(parts).contiguous() for parts in zip(*self.parts, strict=True))
-        self.parts = []
-        return {"query": query, "key": key}
+def record_call(calls: list[tuple[Tensor, Tensor]], attention: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Add the queries and keys [tokens h d] of an attention layer's call to ``calls``: a forward hook."""
+    query, key, _ = attention.project(inputs[0])
+    (query, key), _ = attention.normalize_and_scale(query, key)
+    calls.append((query[0].transpose(0, 1).cpu(), key[0].transpose(0, 1).cpu()))
 
 
 RECORD = Stage("record", lambda graph: [graph.test, *graph.tune.build_order()] if graph.memories.replayable else [graph.record])

@@ -1,8 +1,8 @@
 """replay: runs every eviction policy and size, and the clairvoyant oracle, over recorded text without the model.
 
 Retained attention mass: of the mass that queries give all entries of an unlimited memory (one softmax over them), the
-share on entries that the policy has kept. The memory is the one inside a model (here) or TRIME's long memory
-(``context_replay``).
+share on entries that the policy has kept. The memory is the one inside a model (``KeyReplay``) or a row's memory of contexts
+(``ContextReplay``).
 """
 
 from __future__ import annotations
@@ -10,30 +10,42 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from hydra.utils import get_class, instantiate
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from trime.common.identity import Free
 from trime.common.io import plain, write_json
+from trime.common.parts import build
 from trime.common.progress import Progress
-from trime.common.types import AttentionBlock, Float, Int, Tensor
+from trime.common.types import AttentionBlock, Int, Tensor
 from trime.config.folder import CONF
 from trime.errors import UserError
 from trime.lab.artefact import Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts
+from trime.memory.inference.base import Memory, ReplayableMemory, StateScope, Window
 from trime.memory.slots.bounded import BoundedMemory
 from trime.memory.slots.eviction.base import EvictionPolicy, topk_mask
 from trime.memory.slots.eviction.clairvoyant import Clairvoyant
+from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.scorer import Scorer
+from trime.stages.encode import Encode
 from trime.stages.replay.record import Record
+from trime.stages.scoring import Scoring, text_parts, windows_of
+from trime.stages.tune import TunedRows
 
 ORACLE = "oracle"  # the name of the clairvoyant policy in results
+NO_ROW = (
+    "stages=[replay] needs a row of evaluate.rows with a memory that eviction= bounds and none that reads a datastore: "
+    "experiment=trime_long; or experiment=memorizing"
+)
 
 
 class ReplayResult(NamedTuple):
@@ -42,17 +54,6 @@ class ReplayResult(NamedTuple):
     mass: float
     loss: float = 0.0
     tokens: int = 0
-
-
-class ReplayedDocument(Protocol):
-    """A text that policies are replayed over."""
-
-    mass: Float[Tensor, "s n"]  # attention mass that the queries of each step give every entry
-    starts: Int[Tensor, " s"]  # position of each step's first query
-
-    def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
-        """Return the result of a policy at each memory size."""
-        ...
 
 
 class Piece(NamedTuple):
@@ -74,10 +75,6 @@ class Replay(ArtefactInParts):
     policies: dict[str, Any]  # by name
     lab: Free[Lab]
 
-    def policy(self, name: str) -> EvictionPolicy:
-        """Return a new policy."""
-        return instantiate(self.policies[name], _convert_="all")
-
     def open_parts(self, folder: Path) -> ReplayedPieces:
         return ReplayedPieces(self, folder)
 
@@ -85,28 +82,22 @@ class Replay(ArtefactInParts):
         parts = self.open_parts(folder)
         with Progress(total=sum(parts.sizes), unit="text", desc="replay") as bar:
             self.lab.run_parts(self, parts, bar)
-        memories = [{"memory": memory, "rows": replay_rows(parts.documents(memory))} for memory in self.memories()]
-        content = {"exact": self.exact(), "unit": self.unit(), "memories": memories}
-        write_json(folder / "replay.json", content)
+        documents: dict[str, list[dict[str, Any]]] = {}  # what was made of each, by memory
+        for piece, file in zip(parts.pieces, parts.files(), strict=True):
+            documents.setdefault(piece.memory, []).extend(json.loads(file.read_text()))
+        memories = [{"memory": memory, "rows": replay_rows(replayed)} for memory, replayed in documents.items()]
+        write_json(folder / "replay.json", self.about() | {"memories": memories})
 
     @abstractmethod
-    def exact(self) -> bool:
-        """Return whether a replay makes the same decisions as a run."""
-
-    def unit(self) -> str | None:
-        """Return the unit of losses; None if there are none."""
-        return None
+    def about(self) -> dict[str, Any]:
+        """Return whether a replay makes the same decisions as a run, ``exact``, and the ``unit`` of its losses."""
 
     @abstractmethod
-    def memories(self) -> list[str]:
-        """Return the names of the memories that are replayed."""
+    def pieces(self) -> list[Piece]:
+        """Return all documents of each memory in pieces, in order; UserError if they cannot be replayed."""
 
     @abstractmethod
-    def pieces(self, memory: str) -> list[Piece]:
-        """Return all documents of a memory in pieces, in order; UserError if they cannot be replayed."""
-
-    @abstractmethod
-    def documents(self, piece: Piece) -> Iterator[ReplayedDocument]:
+    def documents(self, piece: Piece) -> Iterator[KeyDocument | ContextDocument]:
         """Yield the documents of a piece, in the order of the text."""
 
 
@@ -114,9 +105,8 @@ class ReplayedPieces(Parts):
     """The results of every policy and size over the documents of each piece."""
 
     def __init__(self, replay: Replay, folder: Path):
-        self.replay, self.folder = replay, folder
-        self.pieces = [piece for memory in replay.memories() for piece in replay.pieces(memory)]
-        self.policies = {name: replay.policy(name) for name in replay.policies}
+        self.replay, self.folder, self.pieces = replay, folder, replay.pieces()
+        self.policies = {name: build(policy, "replay.policies") for name, policy in replay.policies.items()}
         self.sizes = [1] * len(self.pieces)
 
     def file(self, number: int) -> Path:
@@ -126,16 +116,12 @@ class ReplayedPieces(Parts):
     def make(self, number: int, advance: Advance) -> None:
         documents, sizes = [], self.replay.sizes
         for document in self.replay.documents(self.pieces[number]):
+            # The oracle knows the whole document's future, so that it is another policy for each.
             policies = self.policies | {ORACLE: Clairvoyant(document.mass, document.starts)}
             results = {name: document.replay(policy, sizes) for name, policy in policies.items()}
             documents.append({"mass": float(document.mass.sum()), "sizes": sizes, "results": results})
         write_json(self.file(number), documents, indent=None)
         advance(1)
-
-    def documents(self, memory: str) -> list[dict[str, Any]]:
-        """Return what was made of each document of a memory, in order."""
-        files = (file for piece, file in zip(self.pieces, self.files(), strict=True) if piece.memory == memory)
-        return [document for file in files for document in json.loads(file.read_text())]
 
 
 def replay_rows(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -145,6 +131,7 @@ def replay_rows(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, by_size in document["results"].items():
             for size, result in zip(document["sizes"], by_size, strict=True):
                 results.setdefault((name, size), []).append(ReplayResult(*result))
+    # Shares are of the whole text's mass, so that a long document counts for more.
     total_mass, rows = sum(document["mass"] for document in documents), []
     if not total_mass:
         raise UserError("replay: nothing to remember, because no document is longer than a window: raise evaluate.tokens")
@@ -156,28 +143,27 @@ def replay_rows(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def replayed_policies(config: DictConfig) -> dict[str, Any]:
-    """Return the configurations of ``replay.policies``; those with an initial score, at every c of ``replay.c``."""
+    """Return the configurations of ``replay.policies``; those with an initial score, at every c of ``replay.c``.
+
+    UserError if conf/eviction has no such policy, or if it reads keys.
+    """
     policies: dict[str, Any] = {}
+    # Policies come from conf/eviction by their names; eviction= itself is that of the run.
     for name in config.replay.policies:
-        policy = policy_config(config, name)
+        path = CONF / "eviction" / f"{name}.yaml"
+        if not path.is_file():
+            known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
+            raise UserError(f"replay.policies: there is no eviction={name}: choose from {known}")
+        # Merged into the run's configuration, to which its references refer.
+        policy = OmegaConf.merge(config, {"eviction": None}, {"eviction": OmegaConf.load(path)}).eviction
+        if getattr(get_class(policy._target_), "needs_keys", False):
+            raise UserError(f"replay.policies: eviction={name} scores keys, which a recorded run lacks: leave it out")
         if config.replay.c is None or "c" not in (policy.get("initial") or {}):
-            policies[name] = policy
+            policies[name] = plain(policy)
             continue
         for c in config.replay.c:
-            policies[f"{name} c={c:g}"] = OmegaConf.merge(policy, {"initial": {"c": c}})
-    return {name: plain(policy) for name, policy in policies.items()}
-
-
-def policy_config(config: DictConfig, name: str) -> DictConfig:
-    """Return a policy of conf/eviction, its references resolved in this run; UserError if there is none."""
-    path = CONF / "eviction" / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
-        raise UserError(f"replay.policies: there is no eviction={name}: choose from {known}")
-    merged = OmegaConf.merge(config, {"eviction": None}, {"eviction": OmegaConf.load(path)})
-    if getattr(get_class(merged.eviction._target_), "needs_keys", False):
-        raise UserError(f"replay.policies: eviction={name} scores keys, which a recorded run lacks: leave it out")
-    return merged.eviction
+            policies[f"{name} c={c:g}"] = plain(OmegaConf.merge(policy, {"initial": {"c": c}}))
+    return policies
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,17 +173,15 @@ class KeyReplay(Replay):
     record: Record
     top_k: int  # entries that a query attends to
 
-    def exact(self) -> bool:
-        information = self.record.summary()
-        return len(information["layers"]) == 1 and information["as_replayed"]
+    def about(self) -> dict[str, Any]:
+        recorded = self.record.summary()
+        return {"exact": len(recorded["layers"]) == 1 and recorded["as_replayed"], "unit": None}
 
-    def memories(self) -> list[str]:
-        return [f"layer {number}" for number in self.record.summary()["layers"]]
+    def pieces(self) -> list[Piece]:
+        files, layers = sorted(self.record.path().glob("[0-9]*.safetensors")), self.record.summary()["layers"]
+        return [Piece(f"layer {number}", file.stem, file) for number in layers for file in files]
 
-    def pieces(self, memory: str) -> list[Piece]:
-        return [Piece(memory, file.stem, file) for file in sorted(self.record.path().glob("[0-9]*.safetensors"))]
-
-    def documents(self, piece: Piece) -> Iterator[ReplayedDocument]:
+    def documents(self, piece: Piece) -> Iterator[KeyDocument]:
         segment = self.record.summary()["segment"]
         yield KeyDocument(load_file(piece.source), int(piece.memory.split()[-1]), segment, self.top_k)
 
@@ -209,15 +193,11 @@ class KeyDocument:
         self.query, self.key = (parts[f"{layer}.{name}"].float().transpose(0, 1) for name in ("query", "key"))  # [h n d]
         self.segment, self.top_k, self.length = segment, top_k, self.query.shape[1]
         self.starts = torch.arange(0, self.length, segment)
-        self.mass = torch.stack([self.received_mass(start) for start in self.starts.tolist()])
-
-    def received_mass(self, start: int) -> Float[Tensor, " n"]:
-        """Return the mass that the queries of a segment give each earlier entry, summed over heads."""
-        mass = torch.zeros(self.length)
-        if start:
-            logits = self.query[:, start : start + self.segment] @ self.key[:, :start].transpose(1, 2)
-            mass[:start] = logits.softmax(-1).sum((0, 1))
-        return mass
+        self.mass = torch.zeros(len(self.starts), self.length)  # that each segment gives earlier entries, summed over heads
+        for step, start in enumerate(self.starts.tolist()):
+            if start:
+                logits = self.query[:, start : start + segment] @ self.key[:, :start].transpose(1, 2)
+                self.mass[step, :start] = logits.softmax(-1).sum((0, 1))
 
     def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
         """Return the mass on the entries that the policy holds when the queries arrive, at each size."""
@@ -228,12 +208,14 @@ class KeyDocument:
 
     def retained_positions(self, policy: EvictionPolicy, size: int) -> list[Int[Tensor, " m"]]:
         """Return the positions of the entries that each segment finds in memory, ascending."""
+        # The memory holds positions alone: which entries are kept does not depend on their values.
         memory, positions = BoundedMemory(size, policy), []
         state = memory.empty((torch.zeros(1, 0),))
         for start in self.starts.tolist():
             position = state.ranking.position
             positions.append(position[position >= 0].sort().values)
             query_position = torch.arange(start, min(start + self.segment, self.length))[None]
+            # As in the model, a policy sees the scores of what is in memory before the segment's own entries come in.
             if policy.uses_attention:
                 score = (self.query[:, query_position[0]] @ self.key[:, position[0].clamp(min=0)].transpose(1, 2))[None]
                 score = score.masked_fill((position < 0)[:, None, None], -torch.inf)
@@ -242,3 +224,75 @@ class KeyDocument:
                 state = state._replace(ranking=policy.finalize(state.ranking, summary))
             state = memory.update(state, (query_position.float(),), query_position)
         return positions
+
+
+@dataclass(frozen=True, eq=False)
+class ContextReplay(Replay):
+    """Replays policies of a row's memory over the encoded test split, as TRIME's long memory.
+
+    What the model computes does not depend on this memory, so that a replay equals the run itself: perplexity is that of the
+    experiment's last row that reads no datastore, at its tuned temperatures.
+    """
+
+    encoded: Encode
+    tune: TunedRows
+    scoring: Scoring
+
+    def row(self) -> tuple[MixtureSpec, str]:
+        """Return the last row, at its best settings, whose memories hold the text being read, and its memory with a policy.
+
+        UserError if there is none. A memory that is read from artefacts would cost each policy and size a search.
+        """
+        memories = self.tune.memories
+        for row in reversed(self.tune.rows()):
+            replayed = row.memories & memories.replayable.keys()
+            if isinstance(row, MixtureSpec) and len(replayed) == 1 and not row.memories & memories.stored.keys():
+                return replace(row, sizes=tuple(self.sizes)), replayed.pop()
+        raise UserError(NO_ROW)
+
+    def about(self) -> dict[str, Any]:
+        return {"exact": True, "unit": self.encoded.corpus.metric}
+
+    def pieces(self) -> list[Piece]:
+        if self.encoded.windowing.sorted:
+            raise UserError("stages=[replay] reads text in its order: set compatibility.sorted_windows=false")
+        name = self.row()[1]
+        parts = text_parts(self.encoded, self.tune.memories.replayable[name].state_scope)
+        return [Piece(f"{name} memory", part.name, part) for part in parts]
+
+    def documents(self, piece: Piece) -> Iterator[ContextDocument]:
+        # Windows up to the next reset of the memory are one document to it.
+        row, name = self.row()
+        memories = self.tune.memories.open_all(self.encoded.summary(), [], row.memories)
+        bounded = memories[name].state_scope != StateScope.CORPUS  # else one memory reads all documents
+        windows = windows_of(self.encoded, piece.source)
+        for _, group in groupby(windows, lambda window: int(window.contexts.positions.document[0]) if bounded else 0):
+            yield ContextDocument([*group], row, name, memories, self.scoring.scaled_interpolation)
+
+
+class ContextDocument:
+    """The windows between two resets of the memory ``name``, with the attention mass that each gives to earlier contexts."""
+
+    def __init__(self, windows: list[Window], row: MixtureSpec, name: str, memories: dict[str, Memory], scaled: bool):
+        self.windows, self.row, self.name, self.memories, self.scaled = windows, row, name, memories, scaled
+        memory = memories[name]
+        assert isinstance(memory, ReplayableMemory)
+        self.memory = memory
+        lengths = torch.tensor([len(window.query.token) for window in windows])
+        self.starts = lengths.cumsum(0) - lengths
+        g = torch.cat([window.query.g for window in windows])
+        self.mass = torch.zeros(len(windows), len(g))
+        # What an unlimited memory would get, of everything before the window.
+        for number, (window, start) in enumerate(zip(windows, self.starts.tolist(), strict=True)):
+            self.mass[number, :start] = self.memory.attention(window, g[:start]).cpu()
+
+    def replay(self, policy: EvictionPolicy, sizes: list[int]) -> list[ReplayResult]:
+        """Return the result at each size, from one pass over the document."""
+        replayed = self.memory.with_policy(policy, sizes)
+        scorer = Scorer([self.row], self.memories | {self.name: replayed}, self.scaled)
+        mass, loss = [0.0] * len(sizes), torch.zeros(len(sizes), dtype=torch.float64)
+        for step, (window, (score,)) in enumerate(scorer.score_rows(iter(self.windows))):
+            loss -= score[:, 0].double().sum(-1).cpu()
+            for number, position in enumerate(replayed.retained_positions(window)):
+                mass[number] += float(self.mass[step, position.cpu()].sum())
+        return [ReplayResult(*sums, self.mass.shape[1]) for sums in zip(mass, loss.tolist(), strict=True)]

@@ -31,6 +31,7 @@ class AnswerSamples(Artefact):
     def build(self, folder: Path) -> None:
         answers = read_json_lines(self.answer.path() / "answers.jsonl")
         counts = {"exact_match": "right", "contained": "contained"}[self.counts]
+        # The first of each kind: later entries of the dictionary overwrite earlier ones, hence backwards.
         chosen = {answer[counts]: number for number, answer in reversed([*enumerate(answers)])}
         examples = self.answer.examples()
         tokenizer, answerer = self.answer.model()
@@ -40,6 +41,11 @@ class AnswerSamples(Artefact):
             made = make_prompt(example)
             session = answerer.start([made.shared], questions=[made.rest]).ask([made.rest])
             texts = [tokenizer.decode([token]) for token in made.tokens]
+            layers = torch.zeros(len(texts))  # that hold each position of the prompt
+            for positions in session.kept:
+                held = positions[0][positions[0] >= 0].cpu()
+                layers[held[held < len(texts)].unique()] += 1
+            kept = (layers / max(len(session.kept), 1)).tolist()
             samples.append(
                 {
                     "name": example.name,
@@ -47,7 +53,7 @@ class AnswerSamples(Artefact):
                     "answers": [*example.answers],
                     "answer": answer["answer"],
                     "right": right,
-                    "kept": kept_shares(session.kept, len(texts)),
+                    "kept": [round(share, 4) for share in kept],
                     "answer_at": answer_places(texts, example.answers),
                     "excerpt": excerpt(example),
                 }
@@ -55,17 +61,9 @@ class AnswerSamples(Artefact):
         write_json(folder / "answer_samples.json", samples, ensure_ascii=False)
 
 
-def kept_shares(kept: list[torch.Tensor], length: int) -> list[float]:
-    """Return for each position of the only prompt the share of layers whose memory holds it."""
-    counts = torch.zeros(length)
-    for positions in kept:
-        held = positions[0][positions[0] >= 0].cpu()
-        counts[held[held < length].unique()] += 1
-    return [round(share, 4) for share in (counts / max(len(kept), 1)).tolist()]
-
-
 def answer_places(texts: list[str], answers: tuple[str, ...]) -> list[int]:
     """Return the positions of the tokens with which an accepted answer begins, in any case and spacing of its letters."""
+    # Compared letter by letter, because tokens cut words anywhere and a tokenizer may change blanks and case.
     owners = [position for position, text in enumerate(texts) for letter in text if not letter.isspace()]
     letters = "".join(letter.lower()[:1] for text in texts for letter in text if not letter.isspace())
     wanted = {"".join(answer.lower().split()) for answer in answers} - {""}

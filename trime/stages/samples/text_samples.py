@@ -1,8 +1,14 @@
-"""samples: passages of the test text, token by token, with the share of each memory and the entries that contributed most."""
+"""samples: passages or translations of the test text, token by token, with the share of each memory and the entries used.
+
+Drawing them takes long beside the rest of a report. Each is kept as it is drawn, so that the same command, killed or out of
+time, goes on with the next.
+"""
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,16 +17,19 @@ from typing import Any
 import numpy as np
 
 from trime.common.identity import Free
-from trime.common.io import plain, write_json
+from trime.common.io import plain, write_atomically, write_json
+from trime.common.progress import Progress
 from trime.data.corpus import evenly_spaced
 from trime.decoding.generation import AttributedToken
+from trime.decoding.translator import Translator
 from trime.lab.artefact import Artefact, Lab
+from trime.stages.generate import extend_shown
 from trime.stages.graph import Graph
-from trime.stages.samples.annotated import annotate
-from trime.stages.samples.drawing import draw_all
-from trime.stages.samples.translation_samples import TranslationSamples
-from trime.stages.samples.writers import Writer, last_row_memories
+from trime.stages.samples.writers import GeneratedToken, StoredText, Writer, describe_step, last_row_memories
 from trime.stages.translation.graph import TranslationGraph
+from trime.stages.translation.translate import Translate
+
+BLANKS = {"\n": "↵\n", " ": "␣", "": "·"}  # what is shown for a token of white space, or of a part of a character
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,21 +49,18 @@ class Samples(Artefact):
     lab: Free[Lab]
 
     def build(self, folder: Path) -> None:
-        text = self.graph.evaluated_corpus.corpus().split("test")
+        text, before = self.graph.evaluated_corpus.corpus().split("test"), self.before
+        if before is None:
+            row, evaluate = self.graph.tune.rows()[-1], self.graph.config.evaluate
+            model_memory = plain(self.graph.config.model.get("memory_size")) or 0
+            # Enough to fill every memory, so that a passage shows them as they are deep inside a text.
+            before = max(*row.sizes, model_memory) + evaluate.block + evaluate.context
         draws = [
             partial(self.passage, document, text.tokens[begin:middle].tolist(), text.tokens[middle:end].tolist())
-            for document, begin, middle, end in passages(text.offsets, self.passages, self.tokens, self.tokens_before())
+            for document, begin, middle, end in passages(text.offsets, self.passages, self.tokens, before)
         ]
         samples = draw_all(draws, folder, self.minutes, time.monotonic)
         write_json(folder / "samples.json", samples, ensure_ascii=False)
-
-    def tokens_before(self) -> int:
-        """Return the number of tokens read before a passage; by default enough to fill the memories."""
-        if self.before is not None:
-            return self.before
-        row, evaluate = self.graph.tune.rows()[-1], self.graph.config.evaluate
-        model_memory = plain(self.graph.config.model.get("memory_size")) or 0
-        return max(*row.sizes, model_memory) + evaluate.block + evaluate.context
 
     def passage(self, document: int, before: list[int], tokens: list[int]) -> dict[str, Any]:
         """Return a passage whose tokens are annotated with their attribution, given the tokens before it."""
@@ -72,24 +78,57 @@ class Samples(Artefact):
         return {"document": name, "row": writer.label, "before": writer.text(before), "tokens": annotated}
 
 
+@dataclass(frozen=True, eq=False)
+class TranslationSamples(Artefact):
+    """``samples.json``: translations of the report page, with the last row's memory and tuned settings."""
+
+    kind, stage, format = "samples", "report", 3
+    summary_file = "samples.json"
+
+    translations: Translate
+    passages: int
+    entries: int  # of memories, shown per piece
+    minutes: Free[float | None]  # no further translation is drawn that would end later
+    graph: Free[TranslationGraph]
+    lab: Free[Lab]
+
+    def build(self, folder: Path) -> None:
+        rows = self.translations.tune.rows()
+        translator = self.translations.translator(len(rows) - 1)
+        (memory,) = (self.graph.memories.stored[name] for name in rows[-1].memories)
+        stored = StoredText(memory, self.graph.corpus.corpus())
+        numbers = evenly_spaced(self.translations.scores()[-1]["sentences"], self.passages)
+        draws = [partial(self.translation, translator, stored, number, rows[-1].label) for number in numbers]
+        samples = draw_all(draws, folder, self.minutes, time.monotonic)
+        write_json(folder / "samples.json", samples, ensure_ascii=False)
+
+    def translation(self, translator: Translator, stored: StoredText, number: int, row: str) -> dict[str, Any]:
+        """Return a sentence's translation, whose pieces are annotated with their attribution."""
+        corpus = translator.corpus
+        steps = translator.steps(corpus.sources.split("test").document(number).tolist(), number)
+        described = [
+            describe_step(step, self.entries, translator.text, lambda _, entry: stored.locate(entry)) for step in steps
+        ]
+        written = [step.token for step in steps]
+        texts = [translator.text(written[:end]) for end in range(1, len(written) + 1)]
+        name, before = corpus.names("test")[number], f"{corpus.source_text('test', number)} → "
+        return {"document": name, "row": row, "before": before, "tokens": annotate(described, texts, "")}
+
+
 def samples_of(graph: Graph) -> Samples | TranslationSamples | None:
-    """Return a run's samples; None if its last row has no memories or one that holds the test text."""
-    config = graph.config
-    if not config.report.samples.passages or not last_row_memories(graph) or holds_test(graph):
+    """Return a run's samples; None if its last row has no memories or one that holds the test text itself."""
+    shown = plain(graph.config.report.samples)
+    if not shown["passages"] or not last_row_memories(graph):
         return None
-    shown = plain(config.report.samples)
+    test = graph.evaluated_corpus.corpus().fingerprint("test")
+    if any(memory.fingerprint() == test for memory in graph.memories.stored.values()):
+        return None
     if isinstance(graph, TranslationGraph):
         del shown["before"], shown["tokens"]
         return TranslationSamples(graph.evaluate.translations, **shown, graph=graph, lab=graph.lab)
     if graph.model_settings.reads_any_length:
         return None
     return Samples(graph.evaluate, **shown, graph=graph, lab=graph.lab)
-
-
-def holds_test(graph: Graph) -> bool:
-    """Return True if a memory holds the test text itself."""
-    test = graph.evaluated_corpus.corpus().fingerprint("test")
-    return any(memory.fingerprint() == test for memory in graph.memories.stored.values())
 
 
 def passages(offsets: np.ndarray, count: int, tokens: int, before: int) -> list[tuple[int, int, int, int]]:
@@ -101,6 +140,7 @@ def passages(offsets: np.ndarray, count: int, tokens: int, before: int) -> list[
     lengths = np.diff(offsets)
     long = np.flatnonzero(lengths >= before + tokens)
     long = long if len(long) else np.array([lengths.argmax()])
+    # A place among the tokens of all long documents, so that longer ones get more passages.
     edges, result = np.cumsum([0, *lengths[long]]), []
     for place in evenly_spaced(int(edges[-1]), count):
         which = int(np.searchsorted(edges, place, side="right")) - 1
@@ -109,3 +149,53 @@ def passages(offsets: np.ndarray, count: int, tokens: int, before: int) -> list[
         middle = max(first, end - tokens)
         result.append((int(long[which]), max(first, middle - before), middle, end))
     return list(dict.fromkeys(result))
+
+
+class OutOfTimeError(Exception):
+    """The next sample would not be drawn in time; ``samples`` are there already, ``total`` are wanted."""
+
+    def __init__(self, samples: list[dict[str, Any]], total: int, minutes: float):
+        super().__init__(
+            f"{len(samples)} of {total} passages are on the page, the next would end after report.samples.minutes={minutes:g}: "
+            "the same command draws more, report.samples.minutes=null all"
+        )
+        self.samples = samples
+
+
+def draw_all(
+    draws: Sequence[Callable[[], dict[str, Any]]], folder: Path, minutes: float | None, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Return all samples, drawing those that ``folder`` does not hold; ``clock`` returns seconds.
+
+    At least one is drawn. OutOfTimeError if the next one, taking as long as those before, would end after ``minutes``.
+    """
+    samples: list[dict[str, Any]] = []
+    started, drawn = clock(), 0
+    with Progress(total=len(draws), desc="passages for the page") as bar:
+        for number, draw in enumerate(draws):
+            file = folder / f"part-{number:03d}.json"
+            if not file.exists():
+                # The first one is drawn at any cost: a page without samples says nothing about the memories.
+                if minutes is not None and drawn and (clock() - started) * (drawn + 1) / drawn > 60 * minutes:
+                    raise OutOfTimeError(samples, len(draws), minutes)
+                write_atomically(file, json.dumps(draw(), ensure_ascii=False))
+                drawn += 1
+            samples.append(json.loads(file.read_text(encoding="utf-8")))
+            bar.update()
+    return samples
+
+
+def annotate(tokens: Iterable[GeneratedToken], texts: Iterable[str], before: str) -> list[dict[str, Any]]:
+    """Return each token of a passage as reports show it.
+
+    ``texts`` are the whole text after each token, with what comes before the passage, ``before``.
+    """
+    annotated: list[dict[str, Any]] = []
+    shown = before
+    for token, text in zip(tokens, texts, strict=True):
+        new, shown = extend_shown(shown, text)
+        if annotated and annotated[-1]["shown"] in BLANKS.values():  # the white space was shown by its mark already
+            new = new.lstrip()
+        mark = next((mark for blank, mark in BLANKS.items() if blank in token.text), "·")
+        annotated.append(token._asdict() | {"shown": new or mark})
+    return annotated

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from omegaconf import DictConfig
 
 from trime.common.io import plain
 from trime.data.datasets.base import lines_of
+from trime.data.parallel.corpus import ParallelCorpus
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.decoding.generation import (
@@ -26,13 +27,13 @@ from trime.decoding.generation import (
 from trime.errors import UserError
 from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
-from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import rows_of
 from trime.stages.evaluate import policy_name
 from trime.stages.graph import Graph
+from trime.stages.memories import StoredMemory
 from trime.stages.pretrained import build_answerer, is_pretrained
-from trime.stages.samples.stored_text import CONTEXT, StoredText
+
+CONTEXT = 8  # tokens shown before the token of an entry
 
 
 class GeneratedToken(NamedTuple):
@@ -48,43 +49,35 @@ class GeneratedToken(NamedTuple):
     agreeing: dict[str, tuple[int, int]] | None = None
 
 
-@runtime_checkable
-class PromptWriter(Protocol):
-    """A model that continues a prompt."""
+class StoredText:
+    """The text that a memory is read from; ``pairs`` are the sentence pairs of a memory of translations."""
 
-    label: str  # of model and memories, for the reader
-    folder: Path  # where generated text is kept
-    written: list[int]  # tokens so far
+    def __init__(self, memory: StoredMemory, pairs: ParallelCorpus | None = None):
+        self.memory, self.corpus, self.pairs = memory, memory.text.corpus(), pairs
+        self.tokenizer = pairs.tokenizer if pairs else memory.text.dataset.tokenizer
 
-    def read(self, prompt: str) -> list[int]:
-        """Read a prompt; return its tokens."""
+    def locate(self, number: int) -> tuple[str, str]:
+        """Return the text of an entry up to its target, and its place; only the number if the text is not available."""
+        place, split = self.memory.place(number), self.memory.split
+        if place is None:  # a datastore of another run
+            return "", f"entry {number:,}"
+        document, position = place
+        tokens = self.corpus.split(split).document(document)[max(0, position - CONTEXT) : position + 1].tolist()
+        words = self.tokenizer.text([self.corpus.vocabulary.symbols[token] for token in tokens])
+        where = f"{self.corpus.names(split)[document]}, token {position:,}"
+        return words, f"{split}, {where}: {self.pairs.source_text(split, document)}" if self.pairs else where
 
-    def write(self) -> Iterator[GeneratedToken]:
-        """Yield generated tokens."""
 
-    def text(self, tokens: list[int]) -> str:
-        """Return tokens as text."""
-
-
-def open_writer(graph: Graph) -> PromptWriter:
+def open_writer(graph: Graph) -> Writer | LongWriter:
     """Return a writer with the experiment's last row, or with a pretrained model that has memories in its layers."""
     if not is_pretrained(graph.config):
         return Writer(graph)
     source = str(graph.small_model.path()) if graph.small_model else graph.config.model.name
+    # A model that was fitted here, or whose row has memories, writes as it is evaluated; any other, by memories in its layers.
     trained = graph.config.checkpoint or (not graph.small_model and graph.fit.folder.is_dir())
     if is_encoder_decoder(source) or not (trained or last_row_memories(graph)):
         return LongWriter(graph, source)
     return Writer(graph)
-
-
-def locate_in_text(writer: PromptWriter, tokens: list[int], position: int) -> tuple[str, str]:
-    """Return the text and the place of an entry from the text that is being written."""
-    return writer.text(tokens[max(0, position - CONTEXT) : position + 1]), f"token {position:,} of this text"
-
-
-def describe_entry(memory: str, share: float, text: str, place: str) -> dict[str, Any]:
-    """Return an entry as reports show it."""
-    return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": place}
 
 
 def describe_step(
@@ -96,9 +89,19 @@ def describe_step(
     """
     parts = {name: float(part[step.token]) for name, part in step.attribution.parts.items()}
     top = [*top_entries(step, count), *top_attention(step, count)] if count else []
-    entries = [describe_entry(memory, share, *locate(memory, number)) for memory, share, number in top]
+    entries = [shown_entry(memory, share, *locate(memory, number)) for memory, share, number in top]
     probability = float(step.attribution.probability[step.token])
     return GeneratedToken(text([step.token]), probability, parts, entries, agreeing_entries(step) if count else None)
+
+
+def shown_entry(memory: str, share: float, text: str, place: str) -> dict[str, Any]:
+    """Return an entry as reports show it."""
+    return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": place}
+
+
+def locate_in_text(writer: Writer | LongWriter, tokens: list[int], position: int) -> tuple[str, str]:
+    """Return text and place of an entry that comes from the text being written."""
+    return writer.text(tokens[max(0, position - CONTEXT) : position + 1]), f"token {position:,} of this text"
 
 
 def last_row_memories(graph: Graph) -> set[str]:
@@ -138,17 +141,15 @@ class LongWriter:
         while len(self.written) < settings.max_new_tokens and self.tokenizer.eos_token_id not in self.written:
             written = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
             probability = self.steps.next_logits(written)[0].double().softmax(0)
+            # The model may have more logits than its tokenizer has tokens: the rest is padding, and is never drawn.
             token = sampler(probability[: len(self.tokenizer)], generator)
             share = float(probability[token])
-            entries = self.entries(settings.entries) if self.config.explain else []
+            tokens, entries = [*self.prompt, *self.written], []
+            if self.config.explain:
+                for weight, position in self.steps.attention_trace().top(settings.entries):
+                    entries.append(shown_entry("attention", weight, *locate_in_text(self, tokens, position)))
             self.written.append(token)
             yield GeneratedToken(self.text([token]), share, {"vocabulary": share}, entries)
-
-    def entries(self, count: int) -> list[dict[str, Any]]:
-        """Return the positions that got most attention."""
-        tokens = [*self.prompt, *self.written]
-        top = self.steps.attention_trace().top(count)
-        return [describe_entry("attention", share, *locate_in_text(self, tokens, position)) for share, position in top]
 
     def text(self, tokens: list[int]) -> str:
         """Return tokens as text."""
@@ -163,7 +164,8 @@ class Writer:
         self.folder = graph.run_folder
         self.vocabulary: Vocabulary = graph.corpus.corpus().vocabulary
         self.tokenizer: Tokenizer = graph.corpus.dataset.tokenizer
-        self.row = tuned_last_row(graph)
+        # A row without memories has nothing to tune.
+        self.row = graph.tune.rows()[-1] if last_row_memories(graph) else rows_of(config)[-1]
         self.label = self.row.label
         network, described = graph.model_settings.open(graph.model.path())
         if described["vocabulary_fingerprint"] != self.vocabulary.fingerprint:
@@ -174,6 +176,7 @@ class Writer:
         prompt = {"text": None, "bounded": True, "split": "prompt"}
         memories = graph.memories.open_all(prompt, list(self.row.sizes), self.row.memories)
         evaluate = config.evaluate
+        # A stateful model carries what it has read, so that its windows need no context.
         windows = WindowLengths(evaluate.block, 0 if network.is_stateful else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
         self.sources = {name: StoredText(graph.memories.stored[name]) for name in memories if name in graph.memories.stored}
@@ -208,12 +211,13 @@ class Writer:
     def token_ids(self, text: str) -> list[int]:
         """Return the tokens of a text, without an end of line that only the tokenizer adds."""
         symbols = [symbol for part in self.tokenizer.tokens(lines_of(text.encode())) for symbol in part]
+        # Lines end with EOS, but a prompt need not end with its line.
         if symbols[-1:] == [EOS] and not text.endswith("\n"):
             symbols.pop()
         return [self.vocabulary.index[symbol] for symbol in symbols]
 
     def write(self, explain: bool = False, seed: int | None = None) -> Iterator[GeneratedToken]:
-        """Yield generated tokens, ``generate.max_new_tokens`` of them; ``<unk>`` is none; ``explain``: with entries."""
+        """Yield ``generate.max_new_tokens`` generated tokens, none of which is ``<unk>``; ``explain``: with entries."""
         config, settings = self.graph.config, self.settings
         unknown = self.vocabulary.unknown
         excluded = (unknown,) if unknown != self.vocabulary.eos else ()  # some pretrained models have no token for it
@@ -225,20 +229,13 @@ class Writer:
 
     def describe_step(self, step: AttributedToken, count: int) -> GeneratedToken:
         """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind."""
-        return describe_step(step, count, self.text, self.locate)
 
-    def locate(self, memory: str, number: int) -> tuple[str, str]:
-        """Return an entry's text and place; ``number`` is its position in the memory's source."""
-        source = self.sources.get(memory)
-        return source.locate(number) if source else locate_in_text(self, self.continuation.tokens, number)
+        def locate(memory: str, number: int) -> tuple[str, str]:
+            source = self.sources.get(memory)
+            return source.locate(number) if source else locate_in_text(self, self.continuation.tokens, number)
+
+        return describe_step(step, count, self.text, locate)
 
     def text(self, tokens: list[int]) -> str:
         """Return tokens as text."""
         return self.tokenizer.text([self.vocabulary.symbols[token] for token in tokens])
-
-
-def tuned_last_row(graph: Graph) -> MixtureSpec | FittedMixtureSpec:
-    """Return the experiment's last row, with the settings tuned on valid if it has memories."""
-    if last_row_memories(graph):
-        return graph.tune.rows()[-1]
-    return rows_of(graph.config)[-1]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from trime.common.io import plain
+from trime.data.corpus import Corpus
+from trime.data.parallel.corpus import ParallelCorpus, first_sentences
+from trime.data.segments import Segments
+from trime.data.vocabulary import Vocabulary
 from trime.decoding.translator import SearchSettings
 from trime.errors import UserError
 from trime.stages.encode import Encode
@@ -15,14 +20,25 @@ from trime.stages.graph import Graph
 from trime.stages.memories import Memories
 from trime.stages.prepare import VocabularySettings
 from trime.stages.training_task import task_settings
-from trime.stages.translation.evaluate import EvaluateTranslations
-from trime.stages.translation.import_checkpoint import Dictionaries, ImportTranslation
+from trime.stages.translation.import_checkpoint import SOURCE, TARGET, Dictionaries, ImportTranslation
 from trime.stages.translation.prepare import PreparePairs
 from trime.stages.translation.training_task import TranslationTraining
-from trime.stages.translation.translate import Translate
-from trime.stages.translation.tune import TuneByBleu
-from trime.stages.translation.windows import SentenceWindows
+from trime.stages.translation.translate import EvaluateTranslations, Translate, TuneByBleu
 from trime.stages.tune import TunedRows
+from trime.stages.windows import Portion, Windows
+
+
+@dataclass(frozen=True)
+class SentenceWindows(Windows):
+    """Windows of one target sentence each, read with its source, as many as fit in the budget."""
+
+    def cut(self, corpus: Corpus, portion: Portion) -> Segments:
+        return first_sentences(corpus.split(portion.split), portion.tokens)
+
+    def check(self, corpus: Corpus, description: dict[str, Any]) -> None:
+        assert isinstance(corpus, ParallelCorpus)
+        if description.get("source_fingerprint") not in (None, corpus.sources.vocabulary.fingerprint):
+            raise UserError("the model was trained with another source dictionary: set dataset= to the text it was trained on")
 
 
 class TranslationGraph(Graph):
@@ -43,25 +59,27 @@ class TranslationGraph(Graph):
         """The dictionaries of an imported model, in which all text is read; None if the corpus makes its own."""
         if not self.config.checkpoint:
             return None
-        model = self.model
-        return model.dictionaries if isinstance(model, ImportTranslation) else Dictionaries.of_folder(model.folder)
+        if isinstance(self.model, ImportTranslation):
+            return self.model.dictionaries
+        folder = self.model.folder  # of a model that an earlier run imported, or trained in the dictionaries of its corpus
+        if not (folder / SOURCE).is_file():
+            return None
+        return Dictionaries(Vocabulary.load(folder / SOURCE), Vocabulary.load(folder / TARGET))
 
     @cached_property
     def tune(self) -> TuneByBleu:
         """The settings of every row, at the K of highest BLEU on valid."""
         searched = any(kind.is_searched for kind in self.memories.kinds.values())
         ks = plain(self.config.translation.k) if searched else [self.config.index.k]
-        tunes = {k: self.tune_at(k) for k in ks}
-        rows = self.table
-        first = next((number for number, row in enumerate(rows) if row.memories), len(rows))
+        tunes: dict[int, TunedRows] = {}
+        for k in ks:
+            config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
+            tunes[k] = self.tune_with(Memories(self.table, replace(self.sources, config=config)))
+        # Rows without memory come first, and do not depend on K: they are translated once.
+        first = next((number for number, row in enumerate(self.table) if row.memories), len(self.table))
         without_memory = self.translate(self.valid, tunes[ks[0]], 0, first)
         with_memory = {k: self.translate(self.valid, tune, first, None) for k, tune in tunes.items()}
         return TuneByBleu(tunes, without_memory, with_memory, self.lab)
-
-    def tune_at(self, k: int) -> TunedRows:
-        """Return the tuned temperatures and interpolation shares when K entries are retrieved."""
-        config: DictConfig = OmegaConf.merge(self.config, {"index": {"k": k}})  # type: ignore[assignment]
-        return self.tune_with(Memories(self.table, replace(self.sources, config=config)))
 
     def translate(self, encoded: Encode, tune: TunedRows, first: int = 0, last: int | None = None) -> Translate:
         """Return the translations of a split by some rows of the table."""
@@ -77,6 +95,7 @@ class TranslationGraph(Graph):
 
     def training_task(self) -> TranslationTraining:
         translation = self.config.translation
+        # While it trains, the model translates alone: there is no external memory to weight.
         by_bleu = self.config.train.keep == "best" and translation.best_by == "bleu"
         return TranslationTraining(
             **task_settings(self.config),
@@ -102,6 +121,7 @@ class TranslationGraph(Graph):
 
     def check_windows(self) -> None:
         """Raise UserError if a sentence has more pieces than the model's positions."""
+        # Sentences are read whole, so that only their lengths can be too large.
         positions, corpus = self.config.model.backbone.positions, self.corpus.corpus()
         for split in corpus.statistics["splits"]:
             for side in (corpus, corpus.sources):

@@ -29,13 +29,6 @@ class Dictionaries(NamedTuple):
         """The fingerprints of both vocabularies."""
         return [self.source.fingerprint, self.target.fingerprint]
 
-    @staticmethod
-    def of_folder(folder: Path) -> Dictionaries | None:
-        """Load those of an imported model; None for a model trained here, which has those of its corpus."""
-        if not (folder / SOURCE).is_file():
-            return None
-        return Dictionaries(Vocabulary.load(folder / SOURCE), Vocabulary.load(folder / TARGET))
-
 
 @dataclass(frozen=True, eq=False)
 class ImportTranslation(ImportedModel):

@@ -8,10 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
-
 from trime.common.identity import Free
 from trime.common.io import write_json
+from trime.common.parts import build
 from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.corpus import build_corpus, symbol_counts
 from trime.data.datasets import Dataset
@@ -38,7 +37,7 @@ class PreparePairs(PreparedText):
     @cached_property
     def text(self) -> Parallel:
         """The parallel text; UserError if the dataset is not parallel text."""
-        text = instantiate(self.described, _convert_="all")
+        text = build(self.described, "dataset")
         if not isinstance(text, Parallel):
             raise UserError("this experiment translates: choose dataset=phrases, multi30k, iwslt14 or parallel")
         if text.detokenize and not text.cut:
@@ -55,10 +54,15 @@ class PreparePairs(PreparedText):
     def build(self, folder: Path) -> None:
         text, tokenizer = self.text, self.tokenizer(folder)
         source, target = (Side(text, side, tokenizer) for side in (0, 1))
-        vocabularies = self.dictionaries or self.training_dictionaries(source, target)
+        vocabularies = self.dictionaries
+        if not vocabularies:  # one for both languages, or one for each (fairseq-preprocess with --joined-dictionary or without)
+            counts = [symbol_counts(source), symbol_counts(target)]
+            shared = [counts[0] + counts[1]] * 2 if self.joined_dictionary else counts
+            vocabularies = Dictionaries(*(Vocabulary.fairseq_from_counts(count, None, 1) for count in shared))
         (folder / "source").mkdir(exist_ok=True)
         build_corpus(source, folder / "source", vocabularies.source)
         build_corpus(target, folder, vocabularies.target)
+        # BLEU compares with the text as people wrote it; of text that comes in pieces, as the tokenizer joins them.
         for split in target.splits():
             references = [pair.target if not text.cut else tokenizer.text(pair.target.split()) for pair in text.pairs(split)]
             write_json(folder / f"{split}.references.json", references, indent=None, ensure_ascii=False)
@@ -75,17 +79,10 @@ class PreparePairs(PreparedText):
                 "a released checkpoint reads Moses' tokens in pieces of its own BPE codes: prepare the text as fairseq's "
                 "prepare-iwslt14.sh does and set dataset.cut=true"
             )
+        # Joint pieces of both languages, so that names and numbers are cut alike.
         pieces = JointBPE.train(chain.from_iterable(self.text.pairs("train")), self.vocabulary.max_size)  # type: ignore[arg-type]
         pieces.save(folder / PIECES)
         return pieces
-
-    def training_dictionaries(self, source: Side, target: Side) -> Dictionaries:
-        """Return one dictionary for both languages, or one for each (as fairseq-preprocess --joined-dictionary or without)."""
-        counts = symbol_counts(source), symbol_counts(target)
-        if self.joined_dictionary:
-            joined = Vocabulary.fairseq_from_counts(counts[0] + counts[1], None, 1)
-            return Dictionaries(joined, joined)
-        return Dictionaries(*(Vocabulary.fairseq_from_counts(count, None, 1) for count in counts))
 
     def corpus(self) -> ParallelCorpus:
         """Return the finished corpus."""

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
-from hydra.utils import instantiate
 
+from trime.common.parts import build
 from trime.data.corpus import Corpus
 from trime.data.parallel.corpus import PairDataModule, ParallelCorpus
-from trime.decoding.translator import SearchSettings
+from trime.decoding.translator import SearchSettings, Translator
 from trime.models.network import Network, build_network
+from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.model_io import write_description
 from trime.stages.training_task import TrainingTask
-from trime.stages.translation.bleu_validation import BleuValidation
+from trime.stages.translation.translate import score_translations
 from trime.training.callbacks.checkpoints import BestWeights
 from trime.training.language_model import TranslationModule
 
@@ -52,8 +54,22 @@ class TranslationTraining(TrainingTask):
         write_description(folder, self.parts(corpus), corpus.vocabulary, trained, source=corpus.sources.vocabulary)
 
     def data(self, corpus: Corpus, neighbours: np.ndarray | None, is_stateful: bool) -> PairDataModule:
-        batching = instantiate(self.batching, _convert_="all")
+        batching = build(self.batching, "batching")
         return PairDataModule(None, corpus.folder, batching, validate_tokens=self.validate_tokens, neighbours=neighbours)
 
     def module(self, network: Network) -> TranslationModule:
         return TranslationModule(network, *self.module_parts(), smoothing=self.smoothing)
+
+
+class BleuValidation(pl.Callback):
+    """Logs ``valid/bleu``: BLEU of the translations of valid by the model without memories, with this run's beam search."""
+
+    def __init__(self, corpus: ParallelCorpus, settings: SearchSettings):
+        self.corpus, self.settings = corpus, settings
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        alone = MixtureSpec((), ())
+        translator = Translator(pl_module.network, alone, None, self.corpus, self.settings)  # type: ignore[arg-type]
+        references = self.corpus.references("valid")[: self.settings.sentences]
+        texts = [*chain.from_iterable(translator.translate(self.corpus.sources.split("valid"), 0, len(references)))]
+        pl_module.log("valid/bleu", score_translations(texts, references)["bleu"])

@@ -1,8 +1,10 @@
-"""Artefact of stages tune and evaluate: beam search over a split with a row's mixture at every step, and BLEU (Appendix C)."""
+"""Artefacts of tune and evaluate: beam search over a split with a row's mixture at every step, and BLEU (Appendix C)."""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,8 +22,14 @@ from trime.lab.artefact import Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.models.network import Network
+from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
+from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.encode import Encode
+from trime.stages.evaluate import Evaluate, TestResults
+from trime.stages.memories import Memories
 from trime.stages.tune import TunedRows
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +69,9 @@ class Translate(ArtefactInParts):
             for content in contents:
                 usage.add(content)
             texts = [text for content in contents for text in content["texts"]]
-            write_atomically(
-                folder / f"row-{number}.jsonl", "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts)
-            )
+            lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts)
+            write_atomically(folder / f"row-{number}.jsonl", lines)
+            # Of this row alone: its batches are timed apart from those of other rows.
             rate = round(len(texts) / usage.seconds, 1)
             results.append(score_translations(texts, parts.references) | {"sentences_per_second": rate})
         write_json(folder / "bleu.json", {"rows": results})
@@ -72,6 +80,7 @@ class Translate(ArtefactInParts):
         """Return what translates the split by a row of the table, with the settings tuned for it."""
         row = self.tune.rows()[number]
         memories = self.tune.for_row(number).memories.open_all(self.encoded.summary(), [], row.memories)
+        # The search asks one memory at every step: a row of a translation has no other.
         nearest = next((memory.nearest for memory in memories.values()), None)
         return Translator(self.network, row, nearest, self.corpus, self.search)
 
@@ -109,6 +118,7 @@ class TranslatedBatches(Parts):
         self.references = corpus.references(translate.encoded.split)[: settings.sentences]
         edges = [*range(0, len(self.references), settings.batch_size), len(self.references)]
         rows = [*range(len(translate.tune.rows()))][translate.first : translate.last]
+        # All batches of a row follow one another, because a row's translator is expensive to make.
         self.batches = [(row, low, high) for row in rows for low, high in pairwise(edges)]
         self.sizes = [high - low for _, low, high in self.batches]
         self.latest: tuple[int, Translator] | None = None  # with its row
@@ -124,25 +134,95 @@ class TranslatedBatches(Parts):
             files.setdefault(row, []).append(file)
         return files
 
-    def translator(self, row: int) -> Translator:
-        """Return what translates by a row; only that of the latest row is kept."""
-        if self.latest is None or self.latest[0] != row:
-            self.latest = row, self.translate.translator(row)
-        return self.latest[1]
-
     def make(self, number: int, advance: Advance) -> None:
         row, low, high = self.batches[number]
-        translator = self.translator(row)
+        if self.latest is None or self.latest[0] != row:  # no more than one is kept, for each has its memories open
+            self.latest = row, self.translate.translator(row)
         meter = ResourceUsage()
-        (texts,) = translator.translate(self.source, low, high)
+        (texts,) = self.latest[1].translate(self.source, low, high)
         write_json(self.file(number), {"texts": texts} | meter.note(), indent=None)
         advance(high - low)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluateTranslations(TestResults):
+    """Loss and BLEU of every row on the test split: ``rows.json``."""
+
+    kind, stage = "evaluate_translations", "evaluate"
+
+    losses: Evaluate
+    translations: Translate
+    lab: Free[Lab]
+
+    def build(self, folder: Path) -> None:
+        results = [row | bleu for row, bleu in zip(self.losses.rows(), self.translations.scores(), strict=True)]
+        for row in results:
+            row["tuned"] |= {"k": row["k"]} if row["k"] else {}
+        write_json(folder / "rows.json", results)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the results of every row, with the statistics that a paired bootstrap of BLEU needs."""
+        return [row | {"bleu_statistics": self.translations.bleu_statistics(n)} for n, row in enumerate(super().rows())]
+
+
+@dataclass(frozen=True, eq=False)
+class TuneByBleu(TunedRows):
+    """Tunes K: every row with memory gets the K whose translations of valid have the highest BLEU (``tuned.json``).
+
+    ``without_memory`` holds the translations of the rows without memory, which come first; ``with_memory`` those of the
+    other rows at each K, each with its own best temperatures or its own fitted mixture.
+    """
+
+    kind, stage, format = "tune_bleu", "tune", 4
+
+    tunes: dict[int, TunedRows]
+    without_memory: Translate
+    with_memory: dict[int, Translate]
+    lab: Free[Lab]
+
+    @property
+    def encoded(self) -> Encode:  # type: ignore[override]
+        return next(iter(self.tunes.values())).encoded
+
+    @property
+    def memories(self) -> Memories:  # type: ignore[override]
+        return next(iter(self.tunes.values())).memories
+
+    def build(self, folder: Path) -> None:
+        rows, first = self.without_memory.scores(), next(iter(self.tunes.values()))
+        content = first.tuned() | {"k": [None for _ in rows]}
+        content["rows"] = [row | scored for row, scored in zip(content["rows"], rows, strict=False)]
+        for number in range(len(next(iter(self.with_memory.values())).scores())):
+            # Rows with memory, which follow those without in every pass.
+            by_k = {k: translations.scores()[number] for k, translations in self.with_memory.items()}
+            best = max(by_k, key=lambda k: by_k[k]["bleu"])
+            row = self.tunes[best].tuned()["rows"][len(rows) + number] | by_k[best]
+            row["tuned"]["k"] = best
+            content["rows"].append(row | {"bleu_by_k": {str(k): result["bleu"] for k, result in by_k.items()}})
+            content |= {"recall": self.tunes[best].tuned()["recall"]}
+            content["k"].append(best)
+            # With two values or one, every choice is at the edge.
+            if len(by_k) > 2 and best in (min(by_k), max(by_k)):
+                log.warning(f"tune: {row['memories']}: K={best} is at the edge of the grid: widen translation.k")
+        write_json(folder / "tuned.json", content)
+
+    def tuned(self) -> dict[str, Any]:
+        return self.read("tuned.json")
+
+    def for_row(self, row: int) -> TunedRows:
+        """Return the pass at the row's best K."""
+        k = self.tuned()["k"][row]
+        return next(iter(self.tunes.values())) if k is None else self.tunes[k]
+
+    def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
+        return [self.for_row(number).rows()[number] for number in range(len(self.tuned()["rows"]))]
 
 
 def bleu_statistics(texts: list[str], references: list[str]) -> list[list[int]]:
     """Return for each text its matching n-grams, all its n-grams (n = 1 to 4), its length and the reference's length."""
     from sacrebleu.metrics.bleu import BLEU
 
+    # Statistics of one sentence, whose sums a bootstrap turns into corpus BLEU.
     metric = BLEU(effective_order=True)
     scores = [metric.sentence_score(text, [reference]) for text, reference in zip(texts, references, strict=True)]
     return [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]
