@@ -523,7 +523,7 @@ def test_all_tokens_are_one_portion_whatever_the_sample() -> None:
     portions = []
     for sample in ("starts", "documents"):
         config = OmegaConf.create({"evaluate": {"tokens": None, "sample": sample, "dtype": "float32"}})
-        portions.append(Portion.from_config(config, "evaluate", "test"))
+        portions.append(Portion.of(config, "evaluate", "test"))
     assert portions[0] == portions[1]
     assert compose_config("experiment=vanilla").evaluate.sample == "documents"
 

@@ -59,7 +59,7 @@ def test_each_memory_has_its_text_and_its_index(two: tuple[Graph, Path]) -> None
     graph, folder = two
     one, other = graph.memories.datastores
     assert one.store.name != other.store.name and one.index.name != other.index.name
-    assert (one.index.config.index.k, other.index.config.index.k) == (24, 16)
+    assert (one.index.index.k, other.index.index.k) == (24, 16)
     results = json.loads((graph.run_folder / "results.json").read_text())
     described = results["datastores"]
     assert list(described) == ["external", "external_other"] and results["datastore"] == described["external"]

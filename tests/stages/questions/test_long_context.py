@@ -319,7 +319,7 @@ def test_a_page_shows_what_was_kept(
     (folder,) = Path(config.paths.outputs).glob("runs/attendre_decoder/*")
     page = (folder / "page.html").read_text()
     assert {"kept.png", "kept.svg", "table.csv"} <= {file.name for file in folder.iterdir()}
-    samples = AnswerSamples(graph).summary()
+    samples = AnswerSamples(graph.answer, graph.config.answering.counts, graph.lab).summary()
     answers = [json.loads(line) for line in (graph.answer.path() / "answers.jsonl").read_text().splitlines()]
     assert {sample["right"] for sample in samples} == {answer["right"] for answer in answers}
     for sample in samples:
