@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import ROOT, composed
 from tests.helpers.stateful import read
+from trime.common.io import plain
 from trime.common.types import Batch
 from trime.data.segments import collate
 from trime.errors import UserError
@@ -442,15 +444,15 @@ def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
     assert all(share["oracle", size] > share[name, size] for name in names for size in (72, 96))
     for name in names:
         config.eviction = OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml")
-        assert list(online(graph, number)) == list(replayed(graph, number, name))
+        assert list(online(graph, number, plain(config.eviction))) == list(replayed(graph, number, name))
     config.replay.policies = ["key_norm"]
     with pytest.raises(UserError, match="key_norm scores keys"):
         run(config)
 
 
-def online(graph: Graph, layer: int) -> Iterator[list[int]]:
-    """Yield what the run's memory holds before each window."""
-    network, _ = graph.model_settings.open(graph.model.path())
+def online(graph: Graph, layer: int, eviction: dict[str, Any]) -> Iterator[list[int]]:
+    """Yield what the run's memory holds before each window, with a policy."""
+    network, _ = replace(graph.model_settings, eviction=eviction).open(graph.model.path())
     corpus, reader = graph.evaluated_corpus.corpus(), Reader(network)
     windows, text = graph.test.windows(corpus), corpus.split("test")
     for number in range(len(windows)):
