@@ -57,8 +57,10 @@ class PreparePairs(PreparedText):
         vocabularies = self.dictionaries
         if not vocabularies:  # one for both languages, or one for each (fairseq-preprocess with --joined-dictionary or without)
             counts = [symbol_counts(source), symbol_counts(target)]
-            shared = [counts[0] + counts[1]] * 2 if self.joined_dictionary else counts
-            vocabularies = Dictionaries(*(Vocabulary.fairseq_from_counts(count, None, 1) for count in shared))
+            counts = [counts[0] + counts[1]] if self.joined_dictionary else counts
+            # Each counter is read once, for its count of line ends is taken out.
+            learned = [Vocabulary.fairseq_from_counts(count, None, 1) for count in counts]
+            vocabularies = Dictionaries(learned[0], learned[-1])
         (folder / "source").mkdir(exist_ok=True)
         build_corpus(source, folder / "source", vocabularies.source)
         build_corpus(target, folder, vocabularies.target)
