@@ -544,6 +544,16 @@ def test_phrases_are_learned(tiny: Tiny, tmp_path: Path) -> None:
     assert plain["bleu"] > 95 and mixed["bleu"] > 95 and mixed["loss"] < plain["loss"]
 
 
+def test_a_joint_dictionary_is_the_same_for_both_languages(tiny: Tiny) -> None:
+    """With the counts of both, line ends included."""
+    prepared = TranslationGraph(tiny("experiment=mt_vanilla", "translation.joined_dictionary=true")).corpus
+    prepared.make()
+    corpus = prepared.corpus()
+    both, splits = corpus.vocabulary, corpus.statistics["splits"]
+    assert corpus.sources.vocabulary.symbols == both.symbols and corpus.sources.vocabulary.counts == both.counts
+    assert both.counts[both.symbols.index("</s>")] == 2 * splits["train"]["documents"]
+
+
 def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
     """(1 - s) times the plain loss, and s times the mean of -log P over all pieces."""
     config = tiny("experiment=mt_vanilla")
