@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
+from trime.common.progress import Progress
 from trime.common.types import Tensor
 from trime.lab.artefact import Artefact
 from trime.lab.engines import Advance
@@ -54,8 +55,10 @@ class ArtefactInParts(Artefact):
     def open_parts(self, folder: Path) -> Parts:
         """Return the parts of this artefact, which is being made in ``folder``."""
 
-
-RunParts = Callable[[ArtefactInParts, Parts, Any], None]  # makes the missing parts by an engine, under a progress bar
+    def make_parts(self, parts: Parts, title: str, unit: str = "tok") -> None:
+        """Make the missing parts by the configured engine, under a progress bar; ``unit`` is that of their sizes."""
+        with Progress(total=sum(parts.sizes), unit=unit, unit_scale=unit == "tok", desc=title) as bar:
+            self.lab.run_parts(self, parts, bar)
 
 
 def read_part(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from trime.common.identity import Free
 from trime.common.io import check_room, write_json, write_tensors
 from trime.common.metrics import ResourceUsage, Usage
-from trime.common.progress import Progress
 from trime.common.types import Batch, Contexts, LogMass, Tensor, TokenPosition, contexts_of, is_token
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import batches_by_length, sequential_batches
@@ -82,8 +81,7 @@ class Encode(ArtefactInParts):
         windows, network = shards.windows, shards.reader.network
         if windows.scored() > FORECAST_TOKENS and not any(folder.iterdir()):
             self.forecast(folder, Reader(network), shards.corpus, windows, shards.device)
-        with Progress(total=windows.scored(), unit="tok", unit_scale=True, desc=f"encode {self.split}") as bar:
-            self.lab.run_parts(self, shards, bar)
+        self.make_parts(shards, f"encode {self.split}")
         for note in folder.glob("part-*.json"):
             usage.add(json.loads(note.read_text()))
         content = {

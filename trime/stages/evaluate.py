@@ -15,7 +15,6 @@ import torch
 from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.metrics import ResourceUsage, Usage, processor_ms
-from trime.common.progress import Progress
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts, columns_of, grouped, read_part
@@ -57,8 +56,7 @@ class Evaluate(TestResults, ArtefactInParts):
 
     def build(self, folder: Path) -> None:
         parts = self.open_parts(folder)
-        with Progress(total=sum(parts.sizes), unit="tok", unit_scale=True, desc=f"evaluate {self.encoded.split}") as bar:
-            self.lab.run_parts(self, parts, bar)
+        self.make_parts(parts, f"evaluate {self.encoded.split}")
         results = [self.row_result(row, files) for row, files in zip(parts.rows, parts.files_by_row(), strict=True)]
         write_json(folder / "rows.json", results)
 

@@ -12,7 +12,6 @@ import numpy as np
 from trime.common.identity import Free
 from trime.common.io import write_array
 from trime.common.parts import build
-from trime.common.progress import Progress
 from trime.data.neighbours import TermTable, english, excluded_ranges, segment_terms
 from trime.data.parallel.corpus import sentence_segments
 from trime.data.segments import training_segments
@@ -48,8 +47,7 @@ class Pack(ArtefactInParts):
 
     def build(self, folder: Path) -> None:
         parts = self.open_parts(folder)
-        with Progress(total=sum(parts.sizes), unit="segment", desc="pack") as bar:
-            self.lab.run_parts(self, parts, bar)
+        self.make_parts(parts, "pack", "segment")
         neighbours = np.concatenate([np.load(file) for file in parts.files()])
         exclude = self.neighbours["exclude"]
         if not (neighbours >= 0).any() and exclude != "none":

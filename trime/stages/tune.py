@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.metrics import ResourceUsage, Usage
-from trime.common.progress import Progress
 from trime.common.types import Float, Tensor
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
@@ -91,8 +90,7 @@ class Tune(TunedRows, ArtefactInParts):
 
     def build(self, folder: Path) -> None:
         parts, rows = self.open_parts(folder), self.grid_rows
-        with Progress(total=sum(parts.sizes), unit="tok", unit_scale=True, desc=f"tune {self.encoded.split}") as bar:
-            self.lab.run_parts(self, parts, bar)
+        self.make_parts(parts, f"tune {self.encoded.split}")
         sums, masses, usage = [LossSums() for _ in rows], [], Usage()
         for tensors, note in map(read_part, parts.files()):
             usage.add(note)

@@ -108,8 +108,7 @@ class Subsets(ArtefactInParts):
 
     def build(self, folder: Path) -> None:
         parts, corpus = self.open_parts(folder), self.encoded.corpus.corpus()
-        with Progress(total=sum(parts.sizes), unit="tok", unit_scale=True, desc=f"subsets {self.encoded.split}") as bar:
-            self.lab.run_parts(self, parts, bar)
+        self.make_parts(parts, f"subsets {self.encoded.split}")
         sums, weights = [LossSums() for _ in parts.rows], Weights(parts.bins, len(corpus.vocabulary))
         notes = []
         for tensors, note in map(read_part, parts.files()):

@@ -15,7 +15,6 @@ from trime.common.identity import Free
 from trime.common.io import read_json_lines, to_json, write_atomically, write_json
 from trime.common.metrics import ResourceUsage, Usage, processor_ms
 from trime.common.parts import build
-from trime.common.progress import Progress
 from trime.config.schema import Answering
 from trime.data.questions.base import SEPARATOR, Example, Questions, contains_answer, exact_match, prompt, prompt_parts
 from trime.errors import UserError
@@ -132,8 +131,7 @@ class Answer(ArtefactInParts):
 
     def build(self, folder: Path) -> None:
         parts, done, usage = self.open_parts(folder), [], Usage()
-        with Progress(total=sum(parts.sizes), unit="question", desc="answer") as bar:
-            self.lab.run_parts(self, parts, bar)
+        self.make_parts(parts, "answer", "question")
         for file in parts.files():
             content = json.loads(file.read_text())
             done += content["answers"]

@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 from trime.common.identity import Free
 from trime.common.io import plain, write_json
 from trime.common.parts import build
-from trime.common.progress import Progress
 from trime.common.types import AttentionBlock, Int, Tensor
 from trime.config.folder import CONF
 from trime.errors import UserError
@@ -80,8 +79,7 @@ class Replay(ArtefactInParts):
 
     def build(self, folder: Path) -> None:
         parts = self.open_parts(folder)
-        with Progress(total=sum(parts.sizes), unit="text", desc="replay") as bar:
-            self.lab.run_parts(self, parts, bar)
+        self.make_parts(parts, "replay", "text")
         documents: dict[str, list[dict[str, Any]]] = {}  # what was made of each, by memory
         for piece, file in zip(parts.pieces, parts.files(), strict=True):
             documents.setdefault(piece.memory, []).extend(json.loads(file.read_text()))

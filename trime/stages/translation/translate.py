@@ -14,7 +14,6 @@ from typing import Any
 from trime.common.identity import Free
 from trime.common.io import read_json_lines, write_atomically, write_json
 from trime.common.metrics import ResourceUsage, Usage
-from trime.common.progress import Progress
 from trime.data.corpus import evenly_spaced
 from trime.data.parallel.corpus import ParallelCorpus
 from trime.decoding.translator import SearchSettings, Translator
@@ -62,8 +61,7 @@ class Translate(ArtefactInParts):
 
     def build(self, folder: Path) -> None:
         parts, results = self.open_parts(folder), []
-        with Progress(total=sum(parts.sizes), unit="sentence", desc=f"translate {self.encoded.split}") as bar:
-            self.lab.run_parts(self, parts, bar)
+        self.make_parts(parts, f"translate {self.encoded.split}", "sentence")
         for number, files in parts.files_by_row().items():
             contents, usage = [json.loads(file.read_text()) for file in files], Usage()
             for content in contents:
