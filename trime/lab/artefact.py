@@ -59,7 +59,7 @@ def artefacts_in(value: Any) -> Iterator[Artefact]:
 class Artefact(ABC):
     """A folder that is built once and found again by its fingerprint.
 
-    Subclasses are frozen dataclasses (``eq=False``), with the artefacts that they are made from and the settings that they read
+    Subclasses are frozen dataclasses (``eq=False, repr=False``), with the artefacts that they are made from and the settings that they read
     as fields. These determine the content, but for those that are ``Free``, such as ``lab``. ``format`` is increased whenever
     the layout of the folder changes. ``summary_file`` is the JSON file that ``summary()`` returns.
     """
@@ -68,6 +68,9 @@ class Artefact(ABC):
     format: ClassVar[int] = 1
     summary_file: ClassVar[str]
     lab: Free[Lab]
+
+    def __repr__(self) -> str:  # all fields, with those of the artefacts among them, would fill pages
+        return f"{type(self).__name__}()"
 
     @property
     def stage(self) -> str:

@@ -71,7 +71,7 @@ class AssignedCells(Parts):
         advance(self.sizes[number])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BuildIndex(ArtefactInParts):
     """A FAISS index file, or keys sorted by cells; a description only where search is exact by brute force.
 
@@ -229,7 +229,7 @@ def sample_keys(keys: Keys, count: int) -> Float[Tensor, "n d"]:
     return keys.take(torch.arange(0, len(keys), max(1, len(keys) // count))[:count, None]).squeeze(1)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ExternalStore(Artefact):
     """A datastore that another run encoded with the same model."""
 

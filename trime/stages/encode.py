@@ -46,7 +46,7 @@ BATCH_TOKENS = {"cpu": 2**13, "cuda": 98_304}  # tokens per batch, unless evalua
 FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from so many tokens on, by so many batches
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Encode(ArtefactInParts):
     """A portion of a corpus encoded by the model, window by window."""
 

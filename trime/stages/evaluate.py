@@ -38,7 +38,7 @@ class TestResults(Artefact):
         return self.read("rows.json")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Evaluate(TestResults, ArtefactInParts):
     """Loss and perplexity of every row on the test split: ``rows.json``."""
 

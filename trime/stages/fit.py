@@ -51,7 +51,7 @@ class Services(NamedTuple):
     launch: Callable[[Path], None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Fit(Artefact):
     """The trained model: ``model.safetensors``, ``model.json``, ``train.json``, ``metrics.csv``."""
 
@@ -211,7 +211,7 @@ class Fit(Artefact):
         return [DummyLogger()] if self.services.has_loggers else []
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ExternalModel(Artefact):
     """A model that was trained or imported before, in the folder that ``checkpoint=DIR`` names."""
 

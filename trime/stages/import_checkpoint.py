@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tokens", "seed")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImportedModel(Artefact):
     """An imported model: ``model.safetensors``, ``model.json``, ``vocabulary.json``, and its origin in ``imported.json``."""
 
@@ -68,7 +68,7 @@ class ImportedModel(Artefact):
         """Write weights, vocabulary and description; return the network."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Import(ImportedModel):
     """An imported language model."""
 

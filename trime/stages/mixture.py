@@ -51,7 +51,7 @@ class MixtureSettings:
         return mixture, mixture.fit(masses, fold, description["counts"], self.seed)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TuneMixture(TunedRows):
     """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
 

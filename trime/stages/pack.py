@@ -25,7 +25,7 @@ from trime.stages.prepare import PreparedText
 QUERIES = 2048  # per file of results
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pack(ArtefactInParts):
     """The nearest neighbours of training segments: ``neighbours.npy`` [segments k]."""
 

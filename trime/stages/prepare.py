@@ -53,7 +53,7 @@ class VocabularySettings:
     fairseq: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PreparedText(Artefact):
     """The corpus of a dataset."""
 
@@ -93,7 +93,7 @@ class PreparedText(Artefact):
         return VocabularySource(self.fingerprint, lambda: self.corpus().vocabulary)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prepare(PreparedText):
     """The corpus of a dataset, in a vocabulary of its own or in that of another text or model."""
 

@@ -21,7 +21,7 @@ from trime.stages.prepare import PreparedText
 FILES = ("text", "order", "starts", "ends")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Suffixes(Artefact):
     """A suffix array in ``order.npy`` and ``starts.npy``, and its text with a separator after each document."""
 

@@ -61,7 +61,7 @@ class TunedRows(Artefact):
         return self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tune(TunedRows, ArtefactInParts):
     """The best settings on the grid, with their loss: ``tuned.json``, and masses for the mixture that is to be fitted."""
 

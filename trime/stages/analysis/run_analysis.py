@@ -32,7 +32,7 @@ DIGITS = 6  # decimals of probabilities and weights of tokens
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunAnalysis(Artefact):
     """Loss by token frequency, retrieval accuracy, and loss by size of the long memory: ``analysis.json``."""
 
@@ -111,7 +111,7 @@ class Hits:
         return {str(k): count / max(1, self.queries) for k, count in self.hits.items()}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PerToken(Artefact):
     """A line of JSON for each scored token of test under the experiment's own row: ``tokens.jsonl``.
 

@@ -39,7 +39,7 @@ from trime.stages.scoring import Scoring, SplitParts, add_sums, build_scorer, su
 BINS = 10  # number of bins of tokens by the similarity of the best entry
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SubsetMixtures(Artefact):
     """A mixture for each subset of a mixture's memories, with its cross-fitted loss on valid; the last has all memories."""
 
@@ -90,7 +90,7 @@ class SubsetMixtures(Artefact):
         return [*rows, self.tune.rows()[-1]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Subsets(ArtefactInParts):
     """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
 

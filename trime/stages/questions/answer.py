@@ -83,7 +83,7 @@ class PromptMaker:
 Asked = tuple[Example, Prompt]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Answer(ArtefactInParts):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 SORTED_BATCHES = 16  # number of batches within which examples are sorted by length
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TrainSmall(Artefact):
     """A small model that is trained to answer questions: model and tokenizer in the transformers format, ``train.json``."""
 
@@ -102,7 +102,7 @@ class TrainSmall(Artefact):
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class InitSmall(Artefact):
     """An untrained small model with a tokenizer of ``vocabulary`` byte pairs, in the transformers format."""
 

@@ -31,7 +31,7 @@ from trime.training.callbacks.staleness import memory_layers
 NO_MEMORY = "stages=[record] needs a model with a built-in memory: experiment=memorizing"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Record(Artefact):
     """Query and key [tokens h d] of each memory layer, in ``00000.safetensors`` and so on, and ``record.json``."""
 

@@ -63,7 +63,7 @@ class Piece(NamedTuple):
     source: Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Replay(ArtefactInParts):
     """Retained mass, and loss for the long memory, by memory, policy and size: ``replay.json``."""
 
@@ -164,7 +164,7 @@ def replayed_policies(config: DictConfig) -> dict[str, Any]:
     return policies
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class KeyReplay(Replay):
     """Replays policies of the memory inside a model, from recorded queries and keys."""
 
@@ -224,7 +224,7 @@ class KeyDocument:
         return positions
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ContextReplay(Replay):
     """Replays policies of a row's memory over the encoded test split, as TRIME's long memory.
 

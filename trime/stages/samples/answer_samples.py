@@ -17,7 +17,7 @@ from trime.stages.questions.answer import Answer
 EXCERPT = 200  # characters around the last place of an answer
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AnswerSamples(Artefact):
     """``answer_samples.json``: the first correctly and the first incorrectly answered question, read once more."""
 

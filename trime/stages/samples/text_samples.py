@@ -32,7 +32,7 @@ from trime.stages.translation.translate import Translate
 BLANKS = {"\n": "↵\n", " ": "␣", "": "·"}  # what is shown for a token of white space, or of a part of a character
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Samples(Artefact):
     """``samples.json``: passages of the report page, read like prompts, with evaluation's windows and tuned memories."""
 
@@ -78,7 +78,7 @@ class Samples(Artefact):
         return {"document": name, "row": writer.label, "before": writer.text(before), "tokens": annotated}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TranslationSamples(Artefact):
     """``samples.json``: translations of the report page, with the last row's memory and tuned settings."""
 

@@ -30,7 +30,7 @@ class Dictionaries(NamedTuple):
         return [self.source.fingerprint, self.target.fingerprint]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImportTranslation(ImportedModel):
     """Import with two dictionaries, the source language's first; it adds ``source.vocabulary.json``."""
 

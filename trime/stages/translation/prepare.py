@@ -23,7 +23,7 @@ from trime.stages.prepare import PreparedText, log_statistics
 from trime.stages.translation.import_checkpoint import Dictionaries
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PreparePairs(PreparedText):
     """The parallel corpus of a dataset, in its own vocabularies or in an imported model's ``dictionaries``."""
 

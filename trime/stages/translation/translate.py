@@ -31,7 +31,7 @@ from trime.stages.tune import TunedRows
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Translate(ArtefactInParts):
     """Translations of a split by some rows of a table, in ``row-N.jsonl``, and their BLEU, in ``bleu.json``."""
 
@@ -142,7 +142,7 @@ class TranslatedBatches(Parts):
         advance(high - low)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class EvaluateTranslations(TestResults):
     """Loss and BLEU of every row on the test split: ``rows.json``."""
 
@@ -163,7 +163,7 @@ class EvaluateTranslations(TestResults):
         return [row | {"bleu_statistics": self.translations.bleu_statistics(n)} for n, row in enumerate(super().rows())]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TuneByBleu(TunedRows):
     """Tunes K: every row with memory gets the K whose translations of valid have the highest BLEU (``tuned.json``).
 
