@@ -59,9 +59,9 @@ def artefacts_in(value: Any) -> Iterator[Artefact]:
 class Artefact(ABC):
     """A folder that is built once and found again by its fingerprint.
 
-    Subclasses are frozen dataclasses (``eq=False, repr=False``), with the artefacts that they are made from and the settings that they read
-    as fields. These determine the content, but for those that are ``Free``, such as ``lab``. ``format`` is increased whenever
-    the layout of the folder changes. ``summary_file`` is the JSON file that ``summary()`` returns.
+    Subclasses are frozen dataclasses (``eq=False, repr=False``), with the artefacts that they are made from and the settings
+    that they read as fields. These determine the content, but for those that are ``Free``, such as ``lab``. ``format`` is
+    increased whenever the layout of the folder changes. ``summary_file`` is the JSON file that ``summary()`` returns.
     """
 
     kind: ClassVar[str]
