@@ -70,10 +70,10 @@ class ExpertDistributions(NamedTuple):
 
     def log_probability(self, token: int) -> Float[Tensor, "*n e"]:
         """Return log P of a token under each expert."""
-        parts = [self.vocabulary[..., token, None]]
+        columns = [self.vocabulary[..., token, None]]
         for name, share in self.entries.items():
-            parts.append(share.masked_fill(self.token[name].unsqueeze(-2) != token, 0).sum(-1).to(self.vocabulary))
-        return torch.cat(parts, -1).log()
+            columns.append(share.masked_fill(self.token[name].unsqueeze(-2) != token, 0).sum(-1).to(self.vocabulary))
+        return torch.cat(columns, -1).log()
 
 
 def expert_distributions(

@@ -79,7 +79,8 @@ def read_checkpoint(path: Path) -> FairseqCheckpoint:
     for name, value in content["model"].items():
         name = name.removeprefix("decoder.")
         if match := re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name):  # older files join query, key and value
-            weights |= {f"{match[1]}{part}_proj.{match[2]}": piece for part, piece in zip("qkv", value.chunk(3), strict=True)}
+            pieces = zip("qkv", value.chunk(3), strict=True)
+            weights |= {f"{match[1]}{letter}_proj.{match[2]}": piece for letter, piece in pieces}
         else:
             weights[name] = value
     last = (content.get("optimizer_history") or [{}])[-1] or {}
@@ -219,8 +220,8 @@ def translation_config(checkpoint: FairseqCheckpoint) -> dict[str, Any]:
 
 def language_model_sources(name: str) -> list[str]:
     """Return the names of the checkpoint's weights that are concatenated in a parameter of a language model."""
-    part, module, *rest = name.split(".")
-    if part == "head":
+    owner, module, *rest = name.split(".")
+    if owner == "head":
         names = {"classes": "adaptive_softmax.head.class_proj.weight", "weight": "embed_out"}
         return [names.get(module) or f"adaptive_softmax.tail.{rest[0]}.0.weight"]
     if module == "embedding":
@@ -239,14 +240,14 @@ def language_model_sources(name: str) -> list[str]:
 
 def translation_sources(name: str) -> list[str]:
     """Return the names of the checkpoint's weights that are concatenated in a parameter of an encoder-decoder."""
-    part, module, *rest = name.split(".")
+    owner, module, *rest = name.split(".")
     names = {
         "embedding": "embed_tokens.weight",
         "source_embedding": "encoder.embed_tokens.weight",
         "encoder_norm": f"encoder.layer_norm.{rest[-1] if rest else ''}",
         "final_norm": f"layer_norm.{rest[-1] if rest else ''}",
     }
-    if part == "head":
+    if owner == "head":
         return ["output_projection.weight"]
     if module in names:
         return [names[module]]

@@ -133,7 +133,7 @@ def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, com
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", to_csv(*joined_table(comparisons)))
     print(f"\n{text}\ntable: {folder / 'table.md'}, {folder / 'table.csv'}")
-    if orders := [f"{part.title}:\n\n{markdown(*part.order)}" for part in comparisons if part.verdicts]:
+    if orders := [f"{comparison.title}:\n\n{markdown(*comparison.order)}" for comparison in comparisons if comparison.verdicts]:
         write_atomically(folder / "order.md", "\n".join(orders))
         print(f"order of the papers: {folder / 'order.md'}")
     print(f"picture: {compare_picture([comparison.groups for comparison in comparisons], folder / 'picture.png')}")

@@ -104,7 +104,7 @@ class FittedScorer:
         """Return the sum of values over the experts of the vocabulary and of each memory."""
         sizes = [1, *(masses[name].total.shape[1] for name in self.row.memory_order)]
         columns = values.split(sizes, 1)
-        return {name: part.sum(1) for name, part in zip(["vocabulary", *self.row.memory_order], columns, strict=True)}
+        return {name: column.sum(1) for name, column in zip(["vocabulary", *self.row.memory_order], columns, strict=True)}
 
 
 class MassCollector:

@@ -43,9 +43,9 @@ class MixtureSpec:
 
     @property
     def label(self) -> str:
-        parts = ["vocabulary", *self.joint]
+        joined = ["vocabulary", *self.joint]
         interpolated = [f"({' + '.join(interpolation.memories)})" for interpolation in self.interpolations]
-        return " ⊕ ".join([" + ".join(parts), *interpolated])
+        return " ⊕ ".join([" + ".join(joined), *interpolated])
 
     @property
     def mixture(self) -> str:
@@ -60,7 +60,7 @@ class MixtureSpec:
     def divisors(self, joint_scale: float, interpolation_scale: float) -> list[float]:
         """Return the divisors of raw similarities, the joint ones first, so that one search serves them all."""
         joint_divisors = [joint_scale * t for t in self.temperature] if self.joint else []
-        return joint_divisors + [interpolation_scale * t for part in self.interpolations for t in part.temperature]
+        return joint_divisors + [interpolation_scale * t for each in self.interpolations for t in each.temperature]
 
     def score(self, vocabulary: LogMass, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
         """Return log P(target) over the grid; ``masses`` are [s t n] over the divisors of this row."""
@@ -91,7 +91,7 @@ class MixtureSpec:
         axes: list[list[dict[str, float]]] = [[{"temperature": t} for t in self.temperature] if self.joint else [{}]]
         for interpolation, (temperature, share) in zip(self.interpolations, self.names, strict=True):
             axes += [[{temperature: t} for t in interpolation.temperature], [{share: s} for s in interpolation.share]]
-        return [dict(item for part in parts for item in part.items()) for parts in product(*axes)]
+        return [dict(item for setting in settings for item in setting.items()) for settings in product(*axes)]
 
     def with_settings(self, chosen: dict[str, float]) -> MixtureSpec:
         """Return the row with the chosen settings alone."""

@@ -58,20 +58,20 @@ def parse_row(specification: Any, config: DictConfig) -> MixtureSpec:
     An interpolation is of the memories named, of ``all`` that the row joins (Eq. 8), or of its ``datastore`` memories.
     """
     fields = dict(specification) if isinstance(specification, dict) else {f"{specification}": None}
-    joined, parts = tuple(fields.pop("joint", None) or ()), []
+    joined, interpolated = tuple(fields.pop("joint", None) or ()), []
     for names in fields.pop("interpolate", None) or ():
         if names == "datastore":
             searched = tuple(name for name in config.test_memories if traits_of(config, name).is_searched)
-            parts.append(tuple(name for name in joined if name in searched) or searched)
+            interpolated.append(tuple(name for name in joined if name in searched) or searched)
         else:
-            parts.append(tuple(names) if not isinstance(names, str) else joined if names == "all" else (names,))
-    unknown = [*fields, *(name for name in (*joined, *sum(parts, ())) if name not in config.test_memories)]
-    if unknown or len(parts) > 2 or not all(parts):
+            interpolated.append(tuple(names) if not isinstance(names, str) else joined if names == "all" else (names,))
+    unknown = [*fields, *(name for name in (*joined, *sum(interpolated, ())) if name not in config.test_memories)]
+    if unknown or len(interpolated) > 2 or not all(interpolated):
         raise UserError(
-            f"evaluate.rows: {unknown or parts} is not understood: a row is {{joint: [...], interpolate: [[...]]}} "
+            f"evaluate.rows: {unknown or interpolated} is not understood: a row is {{joint: [...], interpolate: [[...]]}} "
             f"over the memories {', '.join(config.test_memories)}, with at most two interpolations"
         )
-    return grid_row(config, joined, parts)
+    return grid_row(config, joined, interpolated)
 
 
 def grid_row(config: DictConfig, joined: tuple[str, ...], interpolated: list[tuple[str, ...]]) -> MixtureSpec:

@@ -147,7 +147,7 @@ class LanguageModel(pl.LightningModule):
         for name in self.frozen:
             checkpoint["state_dict"].pop(name, None)
         reader, stale = self.paused or (self.reader, self.stale)
-        checkpoint["carried"] = [all_gather_varlen(part) for part in reader.state_tensors()]
+        checkpoint["carried"] = [all_gather_varlen(tensor) for tensor in reader.state_tensors()]
         checkpoint["stale"] = stale.saved()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

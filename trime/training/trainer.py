@@ -48,17 +48,17 @@ class TrainerSettings:
     @classmethod
     def of(cls, config: DictConfig) -> TrainerSettings:
         """Return the settings of a configuration."""
-        train, callbacks = config.train, {name: part for name, part in plain(config.callbacks).items() if part is not None}
+        train, callbacks = config.train, {name: one for name, one in plain(config.callbacks).items() if one is not None}
         added = plain(config.trainer.extra), callbacks, Hardware.of(config.trainer)
         return cls(train.updates, train.clip_norm, *added, train.checkpoint_every, train.log_every)
 
     def added_callbacks(self) -> list[pl.Callback]:
         """Return the callbacks that were added; UserError if an entry is not a Lightning callback."""
         callbacks = []
-        for name, part in self.callbacks.items():
-            callback = instantiate(part, _convert_="all")
+        for name, settings in self.callbacks.items():
+            callback = instantiate(settings, _convert_="all")
             if not isinstance(callback, pl.Callback):
-                raise UserError(f"callbacks.{name}: {part['_target_']} is not a Lightning callback")
+                raise UserError(f"callbacks.{name}: {settings['_target_']} is not a Lightning callback")
             callbacks.append(callback)
         return callbacks
 

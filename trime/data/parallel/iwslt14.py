@@ -101,7 +101,7 @@ class IWSLT14(ParallelFolder):
             return
         files = self.files(split)
         source, target = files[: len(files) // 2], files[len(files) // 2 :]
-        sides = [[sentence for path in part for sentence in sentences_of(path)] for part in (source, target)]
+        sides = [[sentence for path in files for sentence in sentences_of(path)] for files in (source, target)]
         if len(sides[0]) != len(sides[1]):
             raise UserError(f"{source[0]} and {target[0]} have different numbers of sentences: unpack the archive again")
         pairs = (Pair(*(side.lower() if self.lower else side for side in pair)) for pair in zip(*sides, strict=True))

@@ -64,7 +64,7 @@ class FifoTokenMemory:
                 entries = self.contexts.take(slice(low, high))
                 bands.append(blockwise_mass(query, entries, self.visibility, divisor, metric=self.metric))
         target, total = (
-            torch.stack(parts).logcumsumexp(0) for parts in zip(*((b.target, b.total) for b in bands), strict=True)
+            torch.stack(masses).logcumsumexp(0) for masses in zip(*((b.target, b.total) for b in bands), strict=True)
         )
         return LogMass(target, total)
 

@@ -115,7 +115,7 @@ class Ngrams(Memory):
         """Return how often the context of each order occurs before the target, and before any token: [e n] each."""
 
     def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
-        of_target, total = (torch.as_tensor(part).to(window.contexts.g).log()[None] for part in self.context_counts(window))
+        of_target, total = (torch.as_tensor(counts).to(window.contexts.g).log()[None] for counts in self.context_counts(window))
         return LogMass(of_target, total)
 
     def mass(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
@@ -123,7 +123,7 @@ class Ngrams(Memory):
         # A long context counts more than the shorter ones that it contains.
         known = experts.total[0].isfinite().sum(0)  # where a context occurs, its shorter suffixes do too
         longest = (known - 1).clamp(min=0)[None]
-        masses = [part[0].gather(0, longest).expand(len(divisor), -1)[None] for part in (experts.target, experts.total)]
+        masses = [mass[0].gather(0, longest).expand(len(divisor), -1)[None] for mass in (experts.target, experts.total)]
         return LogMass(*masses)
 
     def entries(self, window: Window) -> Entries:
@@ -138,7 +138,7 @@ class Ngrams(Memory):
             source[columns] = each.place
         longest = counts[max(int(counts.any(1).sum()) - 1, 0)]
         device = window.contexts.g.device
-        logs = [torch.as_tensor(part).to(device).log() for part in (longest, counts)]
+        logs = [torch.as_tensor(values).to(device).log() for values in (longest, counts)]
         return Entries(logs[0], torch.as_tensor(token).long().to(device), torch.as_tensor(source).to(device), logs[1])
 
     @abstractmethod

@@ -147,15 +147,15 @@ class SlotWrites(NamedTuple):
             return cls(slot.flatten(), source.flatten(), valid.flatten())
         return cls(slot.flatten(), source.flatten(), None) if valid.all() else cls(slot[valid], source[valid], None)
 
-    def split(self, parts: int, slots: int, entries: int) -> list[SlotWrites]:
-        """Return the writes to each part of the rows, which has this number of slots and of new entries."""
+    def split(self, groups: int, slots: int, entries: int) -> list[SlotWrites]:
+        """Return the writes to each group of rows, which has this number of slots and of new entries."""
         if self.valid is None:
-            counts = torch.bincount(self.source // entries, minlength=parts).tolist()
+            counts = torch.bincount(self.source // entries, minlength=groups).tolist()
         else:
-            counts = [len(self.source) // parts] * parts
+            counts = [len(self.source) // groups] * groups
         place, entry = (self.slot % slots).split(counts), (self.source % entries).split(counts)
-        valid = [None] * parts if self.valid is None else self.valid.split(counts)
-        return [SlotWrites(*part) for part in zip(place, entry, valid, strict=True)]
+        valid = [None] * groups if self.valid is None else self.valid.split(counts)
+        return [SlotWrites(*columns) for columns in zip(place, entry, valid, strict=True)]
 
     def apply(self, old: Tensor, new: Tensor) -> Tensor:
         """Return a copy of a column [b m ...] with the new entries [b n ...] written to it."""

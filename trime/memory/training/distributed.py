@@ -52,9 +52,9 @@ def all_gather_rows(rows: Tensor, counts: list[int]) -> list[Tensor]:
     """Return the rows of every process; they are padded on the way, because collectives need equal shapes."""
     padded = rows.new_zeros(max(counts), *rows.shape[1:])
     padded[: len(rows)] = rows
-    parts = [torch.empty_like(padded) for _ in counts]
-    distributed.all_gather(parts, padded)
-    return [part[:count] for part, count in zip(parts, counts, strict=True)]
+    by_rank = [torch.empty_like(padded) for _ in counts]
+    distributed.all_gather(by_rank, padded)
+    return [own[:count] for own, count in zip(by_rank, counts, strict=True)]
 
 
 def all_gather_varlen(rows: Tensor) -> list[Tensor]:
@@ -62,14 +62,14 @@ def all_gather_varlen(rows: Tensor) -> list[Tensor]:
     if world_size() == 1:
         return [rows.detach().cpu().clone()]
     plain = rows.detach().byte() if rows.dtype == torch.bool else rows.detach()  # collectives do not support bool
-    return [part.to("cpu", rows.dtype) for part in all_gather_rows(plain, gather_counts(len(rows), rows.device))]
+    return [of_rank.to("cpu", rows.dtype) for of_rank in all_gather_rows(plain, gather_counts(len(rows), rows.device))]
 
 
 def _gather_own(g: Tensor, counts: list[int]) -> Tensor:
     """Return the rows of all ranks; gradient reaches those of this rank alone."""
-    parts = all_gather_rows(g.detach(), counts)
-    parts[distributed.get_rank()] = g
-    return torch.cat(parts)
+    by_rank = all_gather_rows(g.detach(), counts)
+    by_rank[distributed.get_rank()] = g
+    return torch.cat(by_rank)
 
 
 def as_full_tensor(tensor: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def as_full_tensor(tensor: Tensor) -> Tensor:
 def rank_rows(columns: list[list[Tensor]], rank: int, world: int) -> list[Tensor]:
     """Return a rank's part of each column, which any number of processes saved in parts by rank."""
     # A column has as many entries for each row as another: one, or one for each head, say.
-    joined = [torch.cat(parts) for parts in columns]
+    joined = [torch.cat(by_rank) for by_rank in columns]
     rows = max(1, min(map(len, joined), default=1))
     first, last = (rows * number // world for number in (rank, rank + 1))
     return [column[first * (len(column) // rows) : last * (len(column) // rows)] for column in joined]

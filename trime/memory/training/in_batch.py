@@ -81,12 +81,12 @@ class StaleContexts:
 
     def saved(self) -> list[list[list[Tensor]]]:
         """Return the contexts of all processes, for a checkpoint: for each batch its columns, each a list of parts by rank."""
-        return [[all_gather_varlen(part) for part in (batch.g, batch.token, *batch.positions)] for batch in self.batches]
+        return [[all_gather_varlen(column) for column in (batch.g, batch.token, *batch.positions)] for batch in self.batches]
 
     def restore(self, saved: list[list[list[Tensor]]], rank: int, world: int, device: torch.device) -> None:
         """Restore saved contexts, of any number of processes; each process takes a share, and all see all of them."""
         for batch in saved:
-            g, token, *positions = (part.to(device) for part in rank_rows(batch, rank, world))
+            g, token, *positions = (column.to(device) for column in rank_rows(batch, rank, world))
             self.batches.append(Contexts(g, token, TokenPosition(*positions)))
 
 

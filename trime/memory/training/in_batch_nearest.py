@@ -41,13 +41,13 @@ class NearestInBatch:
         progress: float = 1.0,
     ) -> LogMass:
         """Return the mass [t n] of the nearest contexts; ``contexts`` are those of this process. ``draw`` has no effect."""
-        memory, parts = gather_contexts(contexts), []
+        memory, blocks = gather_contexts(contexts), []
         for rows in slices(len(query.token), ROWS) or [slice(0, 0)]:  # a process may have no rows
-            part = query.take(rows)
-            hidden = ~self.visibility.sees(part.positions, memory.positions)
-            inputs = part.g, memory.g, hidden, part.token, memory.token, divisor
-            parts.append(checkpoint(self.masses, *inputs, use_reentrant=False))  # backward computes similarities again
-        targets, totals = zip(*parts, strict=True)
+            block = query.take(rows)
+            hidden = ~self.visibility.sees(block.positions, memory.positions)
+            inputs = block.g, memory.g, hidden, block.token, memory.token, divisor
+            blocks.append(checkpoint(self.masses, *inputs, use_reentrant=False))  # backward computes similarities again
+        targets, totals = zip(*blocks, strict=True)
         return LogMass(torch.cat(targets, 1), torch.cat(totals, 1))
 
     def masses(self, query: Tensor, memory: Tensor, hidden: Tensor, target: Tensor, token: Tensor, divisor: Tensor):  # type: ignore[no-untyped-def]

@@ -31,8 +31,8 @@ class CrossAttention(nn.Module):
         self.heads, self.dropout = heads, dropout
         self.q_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
         self.kv_proj = nn.Linear(width, 2 * width)  # key, value
-        for part in (self.q_proj.weight, *self.kv_proj.weight.chunk(2)):
-            nn.init.xavier_uniform_(part, gain=2**-0.5)
+        for projection in (self.q_proj.weight, *self.kv_proj.weight.chunk(2)):
+            nn.init.xavier_uniform_(projection, gain=2**-0.5)
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
 

@@ -206,7 +206,7 @@ class KeyValueMemory(nn.Module):
         self, entries: MemoryState, segment: tuple[Tensor, Tensor, Tensor], position: Int[Tensor, "b l"]
     ) -> KeyValueState:
         """Return the state with a segment's queries, keys and values, detached; keys and values are pending."""
-        query, key, value = (part.detach() for part in segment)
+        query, key, value = (tensor.detach() for tensor in segment)
         count = self.observation_queries
         observing = query[:, :, :: max(1, -(-query.shape[2] // count))] if count else query[:, :, :0]
         return KeyValueState(entries, (key, value), position, observing)
@@ -229,7 +229,7 @@ class IVFKeyIndex:
         slot = torch.zeros(*query.shape[:3], k, dtype=torch.long, device=query.device)
         product = torch.zeros(slot.shape, dtype=table.key.dtype, device=query.device)
         if exact:
-            rows = Table(*(part[exact] for part in table))
+            rows = Table(*(column[exact] for column in table))
             slot[exact], product[exact] = search(query[exact], all_keys(rows), k, exact_top)
         for (row, head), index in self.indexes.items():
             score, number = index.search(to_numpy(query[row, head]), k)

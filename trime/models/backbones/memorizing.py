@@ -69,8 +69,8 @@ class KNNAttention(nn.Module):
         self.bias = RelativeBias(heads)
         # Normalized products lie in [-1, 1]: a learned scale makes the softmax sharp again.
         self.scale = nn.Parameter(torch.full((heads,), d**0.5)) if config.normalize else None
-        for part in self.qkv_proj.weight.chunk(3):
-            nn.init.xavier_uniform_(part, gain=2**-0.5)
+        for projection in self.qkv_proj.weight.chunk(3):
+            nn.init.xavier_uniform_(projection, gain=2**-0.5)
         nn.init.xavier_uniform_(self.out_proj.weight)
         if config.biases:
             nn.init.zeros_(self.out_proj.bias)

@@ -132,7 +132,7 @@ def recurrence(
     if u.dtype == torch.float64 or u.device.type not in ("cpu", "cuda"):
         return by_steps(u, x, weight, bias, mask, start)
     # The kernels compute in float32, and no gradient of theirs reaches ``start`` or comes through c: states are detached.
-    inputs = (part.float().contiguous() for part in (u, x, weight, bias, mask, start))
+    inputs = (tensor.float().contiguous() for tensor in (u, x, weight, bias, mask, start))
     h, c = Recurrence.apply(*inputs)
     return h.to(x.dtype), c
 

@@ -24,8 +24,8 @@ class CausalAttention(nn.Module):
         self.heads, self.dropout = heads, dropout
         self.qkv_proj = nn.Linear(width, 3 * width)  # query, key, value
         self.out_proj = nn.Linear(width, width)
-        for part in self.qkv_proj.weight.chunk(3):
-            nn.init.xavier_uniform_(part, gain=2**-0.5)
+        for projection in self.qkv_proj.weight.chunk(3):
+            nn.init.xavier_uniform_(projection, gain=2**-0.5)
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
 
@@ -42,9 +42,9 @@ class CausalAttention(nn.Module):
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
 
-def split_heads(x: Float[Tensor, "b l e"], parts: int, heads: int) -> Float[Tensor, "{parts} b {heads} l d"]:
+def split_heads(x: Float[Tensor, "b l e"], count: int, heads: int) -> Float[Tensor, "{count} b {heads} l d"]:
     """Return projections that stand side by side in the last axis one by one, divided into heads."""
-    return x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4)
+    return x.unflatten(-1, (count, heads, -1)).permute(2, 0, 3, 1, 4)
 
 
 def fused_attention(

@@ -31,11 +31,11 @@ def in_blocks(
     size = max(1, (CUDA_LOGITS_PER_BLOCK if rows.is_cuda else LOGITS_PER_BLOCK) // max(width, 1))
     if len(rows) <= size:
         return function(rows, index, *weights)
-    parts = [
+    blocks = [
         checkpoint(function, row_block, index_block, *weights, use_reentrant=False, preserve_rng_state=False)
         for row_block, index_block in zip(rows.split(size), index.split(size), strict=True)
     ]
-    first, second = zip(*parts, strict=True)
+    first, second = zip(*blocks, strict=True)
     return torch.cat(first), torch.cat(second)
 
 

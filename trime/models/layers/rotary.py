@@ -37,7 +37,7 @@ class Rotary:
         """Return x rotated to its positions, or all to the same one (p = 1)."""
         width = 2 * len(self.frequency)
         angle = (position[..., None] * self.frequency.to(x.device))[:, :, None]
-        cos, sin = (self.scale * part.to(x) for part in (angle.cos(), angle.sin()))
+        cos, sin = (self.scale * wave.to(x) for wave in (angle.cos(), angle.sin()))
         turned, rest = x[..., :width], x[..., width:]
         first, second = (turned[..., ::2], turned[..., 1::2]) if self.interleaved else turned.chunk(2, -1)
         pair = first * cos - second * sin, second * cos + first * sin

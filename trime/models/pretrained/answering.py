@@ -71,10 +71,10 @@ class Reading:
         whole.read(questions, is_last=True)
         return self.answerer.session(self.answerer.family, whole)
 
-    def read(self, parts: list[list[int]], questions: list[list[int]] | None = None, is_last: bool = False) -> None:
-        """Read a part of each prompt, the last one with the queries that still wait; ``questions`` guide it if given."""
+    def read(self, texts: list[list[int]], questions: list[list[int]] | None = None, is_last: bool = False) -> None:
+        """Read on in each prompt, at last with the queries that still wait; ``questions`` guide it if given."""
         settings, cache = self.answerer.reading, self.reader.cache
-        tokens, position = pad_prompts(parts, self.answerer.family.model.device, self.lengths)
+        tokens, position = pad_prompts(texts, self.answerer.family.model.device, self.lengths)
         sizes = [memory.keys.size for memory in settings.memories]
         if settings.prefill == "whole":
             cache.resize([size + tokens.shape[1] for size in sizes])
@@ -82,15 +82,15 @@ class Reading:
             self.note(hidden)
             if questions is not None:  # they see what is kept after this chunk, unless their text had ended before it
                 end, device = number * settings.chunk, self.answerer.family.model.device
-                asked, places = pad_prompts(questions, device, [min(len(part), end) for part in parts])
-                had_ended = torch.tensor([len(part) <= end - settings.chunk for part in parts], device=device)
+                asked, places = pad_prompts(questions, device, [min(len(text), end) for text in texts])
+                had_ended = torch.tensor([len(text) <= end - settings.chunk for text in texts], device=device)
                 self.reader.rescore_with_question(asked, places.masked_fill(had_ended[:, None], -1))
         if is_last:
             for hidden in self.reader.end(settings.end):
                 self.note(hidden)
         if settings.prefill == "whole":
             cache.resize(sizes)
-        self.lengths = [before + len(part) for before, part in zip(self.lengths, parts, strict=True)]
+        self.lengths = [before + len(text) for before, text in zip(self.lengths, texts, strict=True)]
 
     def note(self, hidden: Hidden) -> None:
         """Keep the outputs of a chunk as far as there is room for them."""

@@ -68,8 +68,8 @@ class EvictingCache(LayerMemories, Cache):
                 f"Choose a smaller one, such as chunk={max(1, room // 4)}",
                 stacklevel=2,
             )
-        parts = zip(sizes, best, sliding_windows(model.config, count), strict=True)
-        layers = [LayerMemory(Attendre(BoundedMemory(m, policy), 0, k, True, window), chunk) for m, k, window in parts]
+        settings = zip(sizes, best, sliding_windows(model.config, count), strict=True)
+        layers = [LayerMemory(Attendre(BoundedMemory(m, policy), 0, k, True, window), chunk) for m, k, window in settings]
         self.set_up(model, layers)
 
     @classmethod
@@ -154,8 +154,8 @@ class EvictingCache(LayerMemories, Cache):
         if question is not None and not all(layer.memory.keys.policy.can_be_guided for layer in self.memories):
             raise UserError("this policy does not score entries by attention alone: let a question guide SnapKV or TOVA")
         model = unwrapped(model)
-        for part in text.split(self.chunk, 1):
-            model(input_ids=part, past_key_values=self, logits_to_keep=1)
+        for chunk in text.split(self.chunk, 1):
+            model(input_ids=chunk, past_key_values=self, logits_to_keep=1)
             if question is not None:
                 self.rescore_with_question(
                     question.shape[1], lambda other: model(input_ids=question, past_key_values=other, logits_to_keep=1)
@@ -235,7 +235,7 @@ def attend(
     """Return the values [b l h d] that queries [b h l d] attend to, with the entries [b g l d] inserted first."""
 
     def own(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
-        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
         return sdpa_attention_forward(module, query, key, value, seen, **settings)[0]
 
     columns = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)

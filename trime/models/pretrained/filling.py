@@ -26,10 +26,10 @@ class Queries(NamedTuple):
         return Queries(*(torch.cat(pair, 1) for pair in zip(self, newer, strict=True)))
 
     def split(self, count: int) -> tuple[Queries, Queries]:
-        return Queries(*(part[:, :count] for part in self)), Queries(*(part[:, count:] for part in self))
+        return Queries(*(column[:, :count] for column in self)), Queries(*(column[:, count:] for column in self))
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> Queries:
-        return Queries(*(part[rows] for part in self))
+        return Queries(*(column[rows] for column in self))
 
 
 class Filling:
@@ -59,7 +59,7 @@ class Filling:
     ) -> None:
         """Add entries, and put the queries at the same positions aside."""
         new = (key, value, position)
-        self.columns = [self.written(old, part) for old, part in zip(self.columns or new, new, strict=True)]
+        self.columns = [self.written(old, column) for old, column in zip(self.columns or new, new, strict=True)]
         self.count += position.shape[1]
         policy = self.memory.keys.policy
         if not policy.uses_attention:
@@ -68,7 +68,7 @@ class Filling:
         if policy.scored_by == "last_step" and bool((position >= 0).any(1).all()):
             self.aside, queries = [], self.last_step(queries)
         self.aside.append(queries)
-        if sum(part.position.shape[1] for part in self.aside) > self.chunk:
+        if sum(queries.position.shape[1] for queries in self.aside) > self.chunk:
             self.rank()
 
     def written(self, old: Tensor, new: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Filling:
         )
         summary = policy.begin(ranking)
         for queries in self.aside:
-            for query, at in zip(*(part.split(self.chunk, 1) for part in queries), strict=True):
+            for query, at in zip(*(column.split(self.chunk, 1) for column in queries), strict=True):
                 logits = dot_products(query, keys).masked_fill(~self.memory.visible(at, position), -torch.inf)
                 summary = policy.observe(summary, AttentionBlock(logits, at))
         self.ranking, self.aside = policy.finalize(ranking, summary), []
@@ -128,7 +128,7 @@ class Filling:
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
         self.columns = [column[rows] for column in self.columns]
-        self.aside = [part.take_rows(rows) for part in self.aside]
+        self.aside = [queries.take_rows(rows) for queries in self.aside]
         self.ranking = self.ranking and Ranking(*(column[rows] for column in self.ranking))
 
 

@@ -135,10 +135,10 @@ class PretrainedBackbone(nn.Module):
         assert state is not None
         state = state if fresh is None else self.reset(state, fresh)
         self.cache, outputs, position = self.cache.holding(state.layers), [], state.position
-        for part in tokens.split(self.chunk, 1):
-            positions = position[:, None] + torch.arange(part.shape[1], device=part.device)
-            outputs.append(self.decoder.family.read(part, positions, self.cache))
-            position = position + part.shape[1]
+        for chunk in tokens.split(self.chunk, 1):
+            positions = position[:, None] + torch.arange(chunk.shape[1], device=chunk.device)
+            outputs.append(self.decoder.family.read(chunk, positions, self.cache))
+            position = position + chunk.shape[1]
         return torch.cat(outputs, 1), PretrainedState(tuple(layer.state for layer in self.cache.apart()), position)
 
     def initial_state(self, rows: int) -> PretrainedState | None:

@@ -52,7 +52,7 @@ class Decoding:
 
     def __init__(self, memory: Attendre, states: list[MemoryState]):
         self.memory, self.layers = memory, len(states)
-        self.ranking = Ranking(*(torch.cat(parts) for parts in zip(*(state.ranking for state in states), strict=True)))
+        self.ranking = Ranking(*(torch.cat(columns) for columns in zip(*(state.ranking for state in states), strict=True)))
         self.blocks: list[AttentionBlock] = []  # of the layers that have attended since the last token was inserted
         self.at: Tensor = states[0].ranking.position[:, :0]  # the position of the token
         self.writes: list[SlotWrites] = []  # where each layer has the token; nowhere where its position is -1
@@ -81,7 +81,7 @@ class Decoding:
 
     def rankings(self) -> list[Ranking]:
         self.learn()
-        return [Ranking(*parts) for parts in zip(*(column.chunk(self.layers) for column in self.ranking), strict=True)]
+        return [Ranking(*columns) for columns in zip(*(column.chunk(self.layers) for column in self.ranking), strict=True)]
 
 
 class LayerMemory:
@@ -210,20 +210,20 @@ class LayerMemory:
         if has_padding:  # goes to the end, so that the chunks of a row are those that it has without the other rows
             order = (position < 0).byte().argsort(dim=1, stable=True)
             rows, back = torch.arange(len(order), device=order.device)[:, None], order.argsort(1)
-            inputs = [part[rows, order] for part in inputs]
-        chunks = zip(*(part.split(self.chunk, 1) for part in inputs), strict=True)
+            inputs = [column[rows, order] for column in inputs]
+        chunks = zip(*(column.split(self.chunk, 1) for column in inputs), strict=True)
         attended = torch.cat([self.step((q, k, v), at, has_padding, own)[0] for q, k, v, at in chunks], 1)
         return (attended if back is None else attended[rows, back]).to(columns[0].dtype)
 
     def folded(self, columns: Columns, position: Int[Tensor, "b l"]) -> tuple[Columns, Int[Tensor, "n l"]]:
         """Return columns and positions as the memory takes them: each head of keys a row if it evicts for itself."""
-        parts: Sequence[Tensor] = columns
+        tensors: Sequence[Tensor] = columns
         if not self.model_rotates:  # half precision is slow on the CPU
             half = (torch.bfloat16, torch.float16)
-            parts = [x.float() if x.device.type == "cpu" and x.dtype in half else x for x in columns]
+            tensors = [x.float() if x.device.type == "cpu" and x.dtype in half else x for x in columns]
         if self.heads > 1:  # [b l h d] becomes [b·g l h/g d]: a row for each of g heads of keys with the queries that share it
-            parts = [x.unflatten(2, (self.heads, -1)).transpose(1, 2).flatten(0, 1) for x in parts]
-        query, key, value = parts
+            tensors = [x.unflatten(2, (self.heads, -1)).transpose(1, 2).flatten(0, 1) for x in tensors]
+        query, key, value = tensors
         return (query, key, value), repeated(position, self.heads)
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:

@@ -77,14 +77,14 @@ class LongReader:
     @torch.no_grad()
     def feed(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"]) -> Iterator[Hidden]:
         """Read more of the input, at its positions (-1 is padding), and yield the stack's output chunk by chunk."""
-        for part, at in zip(tokens.split(self.chunk, 1), position.split(self.chunk, 1), strict=True):
-            self.read += part.shape[1]
-            if not part.shape[1]:
+        for chunk, at in zip(tokens.split(self.chunk, 1), position.split(self.chunk, 1), strict=True):
+            self.read += chunk.shape[1]
+            if not chunk.shape[1]:
                 return
             if self.decoder is not None:
-                yield Hidden(self.decoder.read(part, at, self.cache), at)
+                yield Hidden(self.decoder.read(chunk, at, self.cache), at)
             else:
-                yield self.run_layers(Hidden(self.family.embed(part), at))
+                yield self.run_layers(Hidden(self.family.embed(chunk), at))
 
     def run_layers(self, hidden: Hidden, first: int = 0) -> Hidden:
         """Run a chunk through the split layers from ``first`` on."""

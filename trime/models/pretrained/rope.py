@@ -24,8 +24,8 @@ class LlamaLayer:
     def project(self, x: Float[Tensor, "b l e"]) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [b l h d], keys and values [b l g d], without positions."""
         attention, normed = self.layer.self_attn, self.layer.input_layernorm(x)
-        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        query, key, value = (part(normed).unflatten(-1, (-1, self.width)) for part in parts)
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        query, key, value = (project(normed).unflatten(-1, (-1, self.width)) for project in projections)
         return query, key, value
 
     def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:

@@ -25,8 +25,8 @@ class T5Layer:
     def project(self, x: Float[Tensor, "b l e"]) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values [b l h d]."""
         normed, attention = self.block.layer[0].layer_norm(x), self.attention
-        parts = (attention.q, attention.k, attention.v)
-        query, key, value = (part(normed).unflatten(-1, (attention.n_heads, -1)) for part in parts)
+        projections = (attention.q, attention.k, attention.v)
+        query, key, value = (project(normed).unflatten(-1, (attention.n_heads, -1)) for project in projections)
         return query, key, value
 
     def finish(self, x: Float[Tensor, "b l e"], attended: Float[Tensor, "b l h d"]) -> Float[Tensor, "b l e"]:

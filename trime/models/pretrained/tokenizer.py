@@ -59,8 +59,9 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
         return ids
     # Where the vocabulary has such a symbol as a word (Unigram, WordLevel), cutting it makes it text.
     cuts = [match.start() + 1 for match in re.finditer("|".join(map(re.escape, special)), text)]
-    parts = [text[first:last] for first, last in pairwise([0, *cuts, len(text)])]
-    return [token for part in parts for token in tokenizer(part, add_special_tokens=False, split_special_tokens=True).input_ids]
+    pieces = [text[first:last] for first, last in pairwise([0, *cuts, len(text)])]
+    plain = {"add_special_tokens": False, "split_special_tokens": True}
+    return [token for piece in pieces for token in tokenizer(piece, **plain).input_ids]
 
 
 def encode_template(tokenizer: Any, text: str) -> list[int]:
@@ -84,10 +85,10 @@ def prompt_frame(tokenizer: Any, chat_template: bool | None) -> tuple[list[int],
     if tokenizer.chat_template and chat_template is not False:
         messages = [{"role": "user", "content": MESSAGE}]
         whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        parts = whole.split(MESSAGE)
-        if len(parts) != 2:
+        frame = whole.split(MESSAGE)
+        if len(frame) != 2:
             raise UserError("the model's chat template does not show a message as it is: set answering.chat_template=false")
-        return encode_template(tokenizer, parts[0]), encode_template(tokenizer, parts[1])
+        return encode_template(tokenizer, frame[0]), encode_template(tokenizer, frame[1])
     whole, text = tokenizer(MESSAGE).input_ids, encode_text(tokenizer, MESSAGE)
     start = next((place for place in range(len(whole)) if text and whole[place : place + len(text)] == text), None)
     if start is None:

@@ -113,7 +113,7 @@ class Adaptive(Mixture):
         self.parameters["b2"] = constant_log_weights(log_probability, known, ~held_out)[:, None]
         learned = {name: self.parameters[name].requires_grad_() for name in LEARNED}
         optimizer = torch.optim.Adam(learned.values(), self.learning_rate)
-        best_parameters = {name: part.detach().clone() for name, part in learned.items()}
+        best_parameters = {name: tensor.detach().clone() for name, tensor in learned.items()}
         loss = -self.network_scores(x, known, log_probability)
         best, since = (loss * stopping).sum(1) / stopping.sum(1), torch.zeros(self.networks)
         for _ in range(self.epochs):
@@ -127,8 +127,8 @@ class Adaptive(Mixture):
             stopping_loss = (loss * stopping).sum(1) / stopping.sum(1)
             better = (stopping_loss < best - MIN_IMPROVEMENT) & (since < self.patience)
             best, since = torch.where(better, stopping_loss, best), torch.where(better, 0, since + 1)
-            for name, part in learned.items():
-                best_parameters[name][better] = part.detach()[better]
+            for name, tensor in learned.items():
+                best_parameters[name][better] = tensor.detach()[better]
             if (since >= self.patience).all():
                 break
         self.parameters |= best_parameters
@@ -152,8 +152,8 @@ class Adaptive(Mixture):
     def network_scores(self, x: Tensor, known: Tensor, log_probability: Tensor) -> Float[Tensor, "k n"]:
         """Return log P of each token by each network, batch by batch and without gradient."""
         batches = [slice(first, first + BATCH) for first in range(0, len(x), BATCH)]
-        parts = [self.network_log_probability(x[rows], known[rows], log_probability[rows]) for rows in batches]
-        return torch.cat(parts, 1)
+        scores = [self.network_log_probability(x[rows], known[rows], log_probability[rows]) for rows in batches]
+        return torch.cat(scores, 1)
 
     def learn(self, masses: ExpertMasses, history: Float[Tensor, "n f"]) -> None:
         if not self.learns:

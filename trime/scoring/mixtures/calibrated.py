@@ -40,9 +40,9 @@ class Calibrated(Mixture):
         scores = masses.total.new_empty(len(fold))
         for number in range(int(fold.max()) + 1):
             weight = fit_log_weights(masses.take(fold != number), sizes)
-            part = masses.take(fold == number)
-            log_probability = part.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
-            scores[fold == number] = log_mixture((part.total + weight).log_softmax(-1), log_probability)
+            held_out = masses.take(fold == number)
+            log_probability = held_out.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
+            scores[fold == number] = log_mixture((held_out.total + weight).log_softmax(-1), log_probability)
         self.parameters = {"weight": fit_log_weights(masses, sizes), "counts": torch.tensor(counts)}
         assert self.parameters["weight"].shape == (experts,)
         return scores

@@ -41,11 +41,11 @@ class ExpertMasses(NamedTuple):
         return torch.where(self.total.isfinite(), self.target - self.total.nan_to_num(neginf=0), -torch.inf)
 
     def cpu(self) -> ExpertMasses:
-        return ExpertMasses(*(part.cpu() for part in self))
+        return ExpertMasses(*(column.cpu() for column in self))
 
     def take(self, index: Tensor | slice) -> ExpertMasses:
         """Return the tokens at an index, a mask or a slice."""
-        return ExpertMasses(*(part[index] for part in self))
+        return ExpertMasses(*(column[index] for column in self))
 
 
 def stack_masses(vocabulary: LogMass, memories: dict[str, LogMass], document: Int[Tensor, " n"]) -> ExpertMasses:
@@ -55,8 +55,8 @@ def stack_masses(vocabulary: LogMass, memories: dict[str, LogMass], document: In
     return ExpertMasses(target.T.float(), total.T.float(), document)
 
 
-def concat_masses(parts: list[ExpertMasses]) -> ExpertMasses:
-    return ExpertMasses(*(torch.cat(column) for column in zip(*parts, strict=True)))
+def concat_masses(several: list[ExpertMasses]) -> ExpertMasses:
+    return ExpertMasses(*(torch.cat(column) for column in zip(*several, strict=True)))
 
 
 @dataclass
@@ -73,7 +73,7 @@ class History:
         """Return the features before each of a document's next tokens, whose log-probabilities then enter the history."""
         if document != self.document:
             self.document, self.sums = document, log_probability.new_zeros(len(self.decays), 1 + log_probability.shape[1])
-        parts = []
+        features = []
         # A decaying sum is a product with a matrix of powers, chunk by chunk: a loop over tokens would be slow.
         for chunk in log_probability.split(CHUNK):
             value = torch.nn.functional.pad(chunk.clamp(min=HISTORY_FLOOR), (1, 0), value=1.0)  # the ones sum to weights
@@ -81,8 +81,8 @@ class History:
             sums = earlier.mT @ decay_powers(self.decays, len(value) + 1, value.dtype, value.device)
             self.sums = sums[:, :, -1]
             total, sums = sums[:, :1, :-1], sums[:, 1:, :-1]
-            parts.append(torch.where(total > 0, sums / total.clamp(min=1e-30), HISTORY_DEFAULT).flatten(0, 1).T)
-        return torch.cat(parts)
+            features.append(torch.where(total > 0, sums / total.clamp(min=1e-30), HISTORY_DEFAULT).flatten(0, 1).T)
+        return torch.cat(features)
 
     def text_features(self, masses: ExpertMasses) -> Float[Tensor, "n f"]:
         """Return the features of all tokens of a text of whole documents."""
@@ -141,7 +141,7 @@ class Mixture(ABC):
         """
 
     def state(self) -> dict[str, Tensor]:
-        return {name: part.detach().contiguous() for name, part in self.parameters.items()}
+        return {name: tensor.detach().contiguous() for name, tensor in self.parameters.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.parameters = dict(state)
@@ -149,7 +149,7 @@ class Mixture(ABC):
     def to(self, device: torch.device) -> Mixture:
         """Return a copy on a device, which learns independently from then on."""
         other = copy.copy(self)
-        other.load({name: part.detach().clone().to(device) for name, part in self.parameters.items()})
+        other.load({name: tensor.detach().clone().to(device) for name, tensor in self.parameters.items()})
         return other
 
     def learn(self, masses: ExpertMasses, history: Float[Tensor, "n f"]) -> None:  # noqa: B027 (few mixtures learn online)

@@ -31,7 +31,8 @@ class Forecast(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Raise UserError if the disk is too small for the checkpoints."""
-        needed = COPIES * sum(part.numel() * part.element_size() for part in pl_module.parameters() if part.requires_grad)
+        trained = [weight for weight in pl_module.parameters() if weight.requires_grad]
+        needed = COPIES * sum(weight.numel() * weight.element_size() for weight in trained)
         if trainer.is_global_zero:
             check_room(self.folder, needed, "checkpoints")
         self.first = max(trainer.global_step, self.plain_updates) + WARM_UP

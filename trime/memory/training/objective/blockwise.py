@@ -68,9 +68,9 @@ def reference_score_gradients(
 ) -> Float[Tensor, "t n m"]:
     """Return the gradient of a tile's scores that comes from its rows, by the definition."""
     # Where nothing is visible the mass is -inf; 0 instead gives exp(-inf - 0) = 0 instead of NaN, and no gradient.
-    target, total = (torch.where(part.isinf(), 0, part)[:, rows, None] for part in masses)
+    target, total = (torch.where(mass.isinf(), 0, mass)[:, rows, None] for mass in masses)
     grad_target, grad_total = (
-        torch.where(part.isinf(), 0, gradient)[:, rows, None] for part, gradient in zip(masses, gradients, strict=True)
+        torch.where(mass.isinf(), 0, gradient)[:, rows, None] for mass, gradient in zip(masses, gradients, strict=True)
     )
     slope = (mask_scores(scores, visible) - total).exp_() * grad_total
     reached = hit if visible is None else hit & visible

@@ -33,9 +33,9 @@ def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, 
             *(product, n, m, *sight(tile.visible, product), *sight(tile.back, product), tile.both),
             *(divisor[number:], *tokens(tile, tiles), of_rows, of_columns, ROWS, COLUMNS),
         )
-        for parts, side in [(of_rows, tile.row), (of_columns, tile.column)][: 1 + tile.both]:
-            blocks, size = parts.shape[1:]
-            _merge[(triton.cdiv(size, MERGED),)](total[number, side], target[number, side], parts, blocks, size, MERGED)
+        for of_blocks, side in [(of_rows, tile.row), (of_columns, tile.column)][: 1 + tile.both]:
+            blocks, size = of_blocks.shape[1:]
+            _merge[(triton.cdiv(size, MERGED),)](total[number, side], target[number, side], of_blocks, blocks, size, MERGED)
     return True
 
 
@@ -48,7 +48,7 @@ def score_gradients(
     n, m = product.shape
     grid = triton.cdiv(n, ROWS), triton.cdiv(m, COLUMNS)
     of_rows, of_columns = (
-        [part[0, side].contiguous() for pair in (masses, gradients) for part in pair] for side in (tile.row, tile.column)
+        [values[0, side].contiguous() for pair in (masses, gradients) for values in pair] for side in (tile.row, tile.column)
     )
     _slopes[grid](
         *(product, n, m, *sight(tile.visible, product), *sight(tile.back, product), tile.both),
@@ -108,24 +108,24 @@ def _masses(  # type: ignore[no-untyped-def]
 
 
 @triton_jit
-def merged(result, parts, blocks, n, row):  # type: ignore[no-untyped-def]
+def merged(result, of_blocks, blocks, n, row):  # type: ignore[no-untyped-def]
     """Return masses with those of all blocks added."""
     top = tl.load(result + row, row < n, -math.inf)
     total = tl.where(top == -math.inf, 0.0, 1.0)
     for block in range(blocks):
-        part = tl.load(parts + block * n + row, row < n, -math.inf)
-        new = tl.maximum(top, part)
+        of_block = tl.load(of_blocks + block * n + row, row < n, -math.inf)
+        new = tl.maximum(top, of_block)
         finite = tl.where(new == -math.inf, 0.0, new)
-        total = total * tl.exp(top - finite) + tl.exp(part - finite)
+        total = total * tl.exp(top - finite) + tl.exp(of_block - finite)
         top = new
     return top + tl.log(total)
 
 
 @triton_jit
-def _merge(total, target, parts, blocks, n, rows: tl.constexpr):  # type: ignore[no-untyped-def]
+def _merge(total, target, of_blocks, blocks, n, rows: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * rows + tl.arange(0, rows)
-    tl.store(total + row, merged(total, parts, blocks, n, row), row < n)
-    tl.store(target + row, merged(target, parts + blocks * n, blocks, n, row), row < n)
+    tl.store(total + row, merged(total, of_blocks, blocks, n, row), row < n)
+    tl.store(target + row, merged(target, of_blocks + blocks * n, blocks, n, row), row < n)
 
 
 @triton_jit
