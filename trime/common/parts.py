@@ -19,4 +19,4 @@ def build(part: Any, key: str = "", **options: Any) -> Any:
         return instantiate(part, _convert_="all", **options)
     except InstantiationException as error:
         message = str(error.__cause__ or error).splitlines()[0]
-        raise UserError(message if not key or key.split(".")[0] in message else f"{key}: {message}") from error
+        raise UserError(message if not key or key.split(".")[0] in message else f"{key}: {message}") from None
