@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 from filelock import FileLock
 from omegaconf import DictConfig, OmegaConf
@@ -76,25 +74,14 @@ class SharedRun:
         return [*RUNS[self.name], f"paths.outputs={self.outputs}", *words]
 
 
-@contextmanager
-def shapes_checked() -> Iterator[None]:
-    """Check the types and shapes of every call in the block."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", False)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
-
-
 def shared_run(name: str, folder: Path, compose: Any) -> SharedRun:
-    """Make a run below a folder unless another process did; types and shapes are checked meanwhile."""
+    """Make a run below a folder unless another process did."""
     outputs = folder / f"{name}_run"
     with FileLock(folder / f"{name}.lock"):
         config = compose(*RUNS[name], f"paths.outputs={outputs}", pictures=True)
         if not (outputs / "printed.txt").exists():
             outputs.mkdir(exist_ok=True)
-            with (outputs / "printed.partial").open("w") as printed, redirect_stdout(printed), shapes_checked():
+            with (outputs / "printed.partial").open("w") as printed, redirect_stdout(printed):
                 run(config.copy())
             (outputs / "printed.partial").rename(outputs / "printed.txt")
     OmegaConf.set_readonly(config, True)

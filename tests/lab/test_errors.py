@@ -85,7 +85,7 @@ experiment=trime vocabulary.min_count=100000000 -> no symbol occurs
 experiment=trime memory=drawn memory.shares={local:2.0,long:0.0,others:0.0,all:0.0} -> at most 1 together
 experiment=trime evaluate.memories=[local,local] -> twice
 experiment=trime mixture.model=null -> mixture.model
-experiment=trime mixture.model.history=[2] -> mixture.model
+experiment=trime mixture.model.history=[2] -> history=2
 experiment=trime compatibility=published mixture=none -> vocabulary.fairseq=true
 experiment=trime compatibility=published mixture.model.history=[0.5] -> in its order
 experiment=trime segments.length=500 -> model.backbone.positions=128
@@ -136,7 +136,7 @@ experiment=trime_mt neighbours.analyzer=english -> neighbours.analyzer=english
 experiment=vanilla model=pretrained model.name=null -> model.name=DIR_OR_NAME
 experiment=vanilla model=pretrained model.name=/nowhere -> model.name=/nowhere
 experiment=attendre_decoder questions=babilong questions.babi=/nowhere -> questions.babi
-experiment=attendre_decoder model.memory_size=[24,24,24] -> 2 layers
+experiment=attendre_decoder model.memory_size=[24,24,24] model.chunk=16 -> 2 layers
 experiment=attendre_decoder model.end=never -> model.end=never
 experiment=attendre_decoder model.prefill=half -> model.prefill
 experiment=attendre_decoder model.memory_size=24 model.chunk=16 model.prefill=guided model.query_size=0 -> answering.order=last

@@ -141,9 +141,10 @@ def test_a_sweep_reports_its_frontier_beside_other_runs(
     read = read_run(language.folder / "results.json")
     assert isinstance(read, ScoredRun) and read.subsets
     every = read.model_copy(update={"subsets": read.subsets.model_copy(update={"selection": "all"})})
-    for name, changes in {"one": {}, "other": {"name": "other", "config_hash": "of other settings"}}.items():
+    other = read.model_copy(update={"name": "other", "config_hash": "of other settings"})
+    for name, written in {"one": every, "other": other}.items():
         (tmp_path / name).mkdir()
-        write_results(tmp_path / name / "results.json", every.model_copy(update=changes))
+        write_results(tmp_path / name / "results.json", written)
     config = tiny(*language.command("evaluate.subsets=all"), f"paths.outputs={tmp_path}")
     report_sweep(config, [tmp_path / "one"], "python cli.py -m seed=0")
     assert "Pareto fronts of 6" in capsys.readouterr().out
