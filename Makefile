@@ -49,7 +49,7 @@ test-slow: install ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
 
 torture: install ## malformed settings, damaged files, hostile text, two at once, kills: counts of each outcome (hours; ARGS="files --count 50")
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m tests.torture $(ARGS)
+	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m scripts.torture $(ARGS)
 
 test-gpu: install ## the tests that need a CUDA device
 	$(VENV)/bin/python -m pytest -m gpu tests/test_gpu.py

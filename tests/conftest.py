@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TextIO
 
+import jaxtyping
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -30,9 +31,19 @@ SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))
 sys.path.insert(0, str(ROOT))
 NO_PICTURES = [f"report.figures.{name}=null" for name in ("picture", "memories", "analysis")]  # half of a small run's time
 SHARED_BY_PROCESSES: dict[str, Path] = {}  # the folder of shared_configurations, if there is one
+pytest_plugins = ["tests.helpers.runs"]
+# Where the types and shapes of every call are checked: a check takes longer than many a tensor operation of a small run.
+CHECKED = re.compile(r"tests/(golden|memory|models|scoring|training|decoding)/|test_(laws|contracts)|slow")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported first
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check types and shapes in numerical tests, and in all of ``make test-slow``."""
+    where = f"{item.nodeid} {item.config.option.markexpr if item.config.option.markexpr == 'slow' else ''}"
+    jaxtyping.config.update("jaxtyping_disable", not CHECKED.search(where))
 
 
 @cache
@@ -131,8 +142,12 @@ def seeded() -> None:
 
 @pytest.fixture(scope="session")
 def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the session's artefacts, so that tests share what they have in common."""
-    return tmp_path_factory.mktemp("trime")
+    """Return the folder of the session's artefacts, which all of its processes and tests have in common."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return tmp_path_factory.mktemp("trime")
+    folder = tmp_path_factory.getbasetemp().parent / "trime"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -19,14 +19,7 @@ from trime.memory.similarity import similarity
 from trime.memory.training.drawn import Drawn
 from trime.memory.training.in_batch import InBatch, local_draw
 from trime.memory.training.objective.blockwise import blockwise_mass
-from trime.memory.training.visibility import (
-    Everything,
-    External,
-    Local,
-    Long,
-    Others,
-    SameDocument,
-)
+from trime.memory.training.visibility import Everything, External, Local, Long, Others, SameDocument
 from trime.scoring.mixtures.joint import interpolate, joint_log_prob, memory_share, pool_masses
 from trime.scoring.rows import parse_row
 

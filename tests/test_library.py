@@ -14,15 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 import trime
 from tests.conftest import NO_PICTURES, ROOT
 from tests.helpers.pretrained import save_model
+from tests.helpers.runs import SharedRun
 from trime.common.io import write_tensors
 from trime.errors import UserError
-from trime.lab.runner import run
-from trime.stages.graph import Graph
 
 NOT_NEEDED = ("hydra", "omegaconf", "pytorch_lightning", "wandb", "matplotlib", "transformers", "faiss")
 
@@ -59,6 +57,7 @@ def test_an_unknown_name_is_no_attribute() -> None:
     assert {*trime.DEFINED_IN} == {*trime.__all__} <= {*dir(trime)}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_configuration_and_the_command(tmp_path: Path) -> None:
     """Without a checkout, the command composes and checks an experiment, and records itself as the command trime."""
     source = tmp_path / "source"
@@ -98,20 +97,6 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     for row in json.loads(written.read_text())["metrics"]["test"]:
         assert f"{row['memories']:<50} {row['perplexity']:10.2f}" in done.stdout
     assert " p = " in done.stdout and ": …" in done.stdout
-
-
-def test_the_notebook_shows_what_it_printed() -> None:
-    """It was kept as it ran: every cell in its order, no error, and a picture."""
-    cells = json.loads((ROOT / "examples" / "first_steps.ipynb").read_text())["cells"]
-    ran = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in ran] == [*range(1, len(ran) + 1)]
-    kinds = [output["output_type"] for cell in ran for output in cell["outputs"]]
-    assert "error" not in kinds and any("image/png" in output.get("data", {}) for cell in ran for output in cell["outputs"])
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_is_short(path: Path) -> None:
-    assert len([line for line in path.read_text().splitlines() if line.strip()]) < 50
 
 
 @pytest.mark.parametrize(("visibility", "seen"), [(trime.Local, "same"), (trime.Others, "others"), (trime.External, "both")])
@@ -190,7 +175,7 @@ def test_misuse_is_refused_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tests" / "helpers" / "misuse.py"), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     said = json.loads(done.stdout or "{}")
-    assert len(said) > 80, done.stderr
+    assert len(said) > 40, done.stderr
     assert not {name: text for name, text in said.items() if not text.startswith("UserError: ") or "\n" in text}
 
 
@@ -210,55 +195,34 @@ def test_a_mixture_of_memories_learns_what_to_trust() -> None:
         torch.testing.assert_close(sum(parts.values()), log_probability.double().exp(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_finished_run_scores_and_explains_text(
-    tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Probabilities of a document are those of evaluation."""
-    config = tiny("experiment=trime_ext", "evaluate.per_token=true", "evaluate.sample=starts", f"paths.outputs={tmp_path}")
-    run(config)
-    graph = Graph(config)
-    model = trime.load(graph.run_folder)
-    lines = [json.loads(line) for line in (graph.run_folder / "tokens.jsonl").open()]
-    name = lines[0]["document"]
-    corpus = graph.evaluated_corpus.corpus()
-    text, number = corpus.split("test"), corpus.names("test").index(name)
-    ids = text.tokens[text.offsets[number] : text.offsets[number] + 60].tolist()
-    writer = model.start()
-    for token, line in zip(ids, lines, strict=False):
-        assert float(writer.continuation.next()[0].probability[token]) == pytest.approx(
-            math.exp(line["log_probability"]), rel=1e-3, abs=1e-6
-        )
-        writer.continuation.read([token])
+def test_a_finished_run_scores_and_explains_text(language: SharedRun, tmp_path: Path) -> None:
+    """tests/bundle compares its probabilities with those of evaluation."""
+    model = trime.load(language.folder)
     (scored,) = model.score("import os\n")
     assert [token.text for token in scored][:2] == ["import", "os"] or len(scored) == 3
     assert all(sum(token.parts.values()) == pytest.approx(token.probability) for token in scored)
-    assert model.generate("import os", 5, temperature=0) == model.generate("import os", 5, temperature=0)
+    greedy = model.generate("import os", 5, temperature=0)
+    assert model.generate("import os", 5, temperature=0, until=["", "\0"]) == greedy
     assert model.generate("import os", 8, seed=1) != model.generate("import os", 8, seed=2), "no setting of a call stays"
-    with pytest.raises(UserError, match="no setting temprature"):
-        model.generate("import os", 2, temprature=1)
-    for wrong in ({"temperature": -1}, {"top_p": 0}, {"max_new_tokens": 0}, {"temperature": math.nan}, {"seed": 0.5}):
-        with pytest.raises(UserError, match=f"{next(iter(wrong))}="):
+    for wrong in ({"temperature": -1}, {"top_p": 0}, {"max_new_tokens": 0}, {"seed": 0.5}, {"temprature": 1}):
+        with pytest.raises(UserError, match=next(iter(wrong))):
             model.generate("import os", **wrong)
-    with pytest.raises(UserError, match="pass a str"):
-        model.score([b"import os"])  # type: ignore[list-item]
-    assert model.generate("import os", 5, until=["", "\0"], temperature=0) == model.generate("import os", 5, temperature=0)
     writing = model.start(temperature=0).write()
     next(writing)
     assert model.score("import os\n") == [scored]
     with pytest.raises(UserError, match="another text was begun"):
         next(writing)
     assert len(model.explain("import os", 3, entries=1, temperature=0)[0].entries) >= 1
-    shown = example("loaded_run", str(graph.run_folder))
-    assert "vocabulary" in shown and " from " in shown
-    shutil.copytree(tmp_path, tmp_path / "home" / "o", ignore=shutil.ignore_patterns("home"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (home,) = (tmp_path / "home" / "o" / "runs").rglob("config.yaml")
-    home.write_text(home.read_text().replace(f"outputs: {tmp_path}", "outputs: ~/o"))
-    assert trime.load(home.parent).score("import os\n") == [scored], "also by a path of one's home"
     with pytest.raises(UserError, match="neither a run's folder"):
         trime.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_examples_read_a_finished_run(language: SharedRun, tmp_path: Path) -> None:
+    shown = example("loaded_run", str(language.folder))
+    assert "vocabulary" in shown and " from " in shown
     picture = tmp_path / "own.png"
-    assert str(picture) in example("own_figure", f"{tmp_path}/runs/**/results.json", str(picture)) and picture.is_file()
+    assert str(picture) in example("own_figure", f"{language.outputs}/runs/**/results.json", str(picture)) and picture.is_file()
 
 
 def test_eq_5_in_ones_own_loop() -> None:
@@ -266,6 +230,7 @@ def test_eq_5_in_ones_own_loop() -> None:
     assert len(losses) == 3 and losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_long_reading_with_an_evicting_memory(tmp_path: Path, text_folder: Path) -> None:
     pytest.importorskip("transformers", reason="the extra pretrained")
     shown = example("long_reading", str(save_model("Llama", tmp_path / "model")), str(text_folder / "train" / "0.txt"), "16")
@@ -277,6 +242,7 @@ def test_long_reading_with_an_evicting_memory(tmp_path: Path, text_folder: Path)
     assert [line.split(":")[0] for line in asked[::2]] == ["fifo", "sink", "lra_sum", "tova", "snapkv"]
 
 
+@pytest.mark.slow
 def test_knn_lm_over_a_decoder_of_transformers(tmp_path: Path, text_folder: Path) -> None:
     pytest.importorskip("transformers", reason="the extra pretrained")
     files = [str(text_folder / split / "0.txt") for split in ("train", "valid", "test")]

@@ -41,11 +41,7 @@ BELOW = {
 }
 FLOORS = 9  # from errors up to harness, which reads bundles
 ONLY_IN = {
-    "faiss": {
-        "trime/memory/retrieval/faiss_index.py",
-        "trime/memory/retrieval/ivf.py",
-        "trime/models/backbones/kv_memory.py",
-    },
+    "faiss": {"trime/memory/retrieval/faiss_index.py", "trime/memory/retrieval/ivf.py", "trime/models/backbones/kv_memory.py"},
     "ray": {"trime/memory/retrieval/ray_cluster.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),
@@ -190,16 +186,9 @@ def test_contributing_shows_the_packages_and_modules_that_exist() -> None:
     assert len(named) > 20 and not missing
 
 
-def test_tests_import_no_tests() -> None:
-    """What several tests use stands in modules that are no tests themselves (tests/helpers, tests/golden)."""
-    for path in (ROOT / "tests").rglob("*.py"):
-        names = [name for name in imports(path) if name.startswith("tests.")]
-        assert not [name for name in names if name.split(".")[-1].startswith("test_")], path
-
-
 def test_tests_lie_where_the_package_has_what_they_test() -> None:
     """A folder of tests has the name of a package; what tests of several rooms share stands in helpers."""
-    own = {"golden", "helpers", "benchmarks", "torture"}
+    own = {"golden", "helpers", "benchmarks"}
     folders = {file.parent.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")}
     places = [folder for folder in folders if folder.parts and folder.parts[0] not in own]
     assert places and all((ROOT / "trime" / folder / "__init__.py").is_file() for folder in places)

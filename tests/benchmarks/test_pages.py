@@ -1,15 +1,17 @@
-"""The pages are what their templates and the kept results make of them, and a wrong name in a template is an error."""
+"""The pages are what templates and kept results make of them; a session on a borrowed device goes on where it was."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.pages import RESULTS, TEMPLATES, Folder, digits, entry, pages, published, short
-from trime.report.bootstrap import Difference
+from benchmarks.on_device import Step, run_steps
+from benchmarks.pages import RESULTS, TEMPLATES, Folder, pages
 
 
 def test_writing_the_pages_again_changes_nothing() -> None:
@@ -39,21 +41,23 @@ def test_a_page_prints_the_mean_over_seeds_and_the_papers_row(tmp_path: Path, mo
         Folder("")("gone")
 
 
-def test_a_name_that_no_source_has_is_an_error() -> None:
-    assert published("paper 7M", "trime") and published("paper 7M", "no row") is None
-    with pytest.raises(LookupError):
-        published("no paper", "trime")
-    with pytest.raises(LookupError, match="0 rows of cache"):
-        entry("cache", what="nothing")
-
-
-def test_numbers_as_pages_print_them() -> None:
-    assert [digits(1234.567), digits(1000), digits(-0.5, 1), digits(None)] == ["1,234.57", "1,000", "−0.5", ""]
-    assert digits(Difference(-1, -2, 0.5, 20)) == "−1.00 [−2.00, +0.50], no difference shown"
-    assert [short(950), short(60_000), short(1_501_392), short(1e9)] == ["950", "60k", "1.5M", "1B"]
-
-
 def test_kept_results_name_the_code_or_the_commit_that_recorded_them() -> None:
     for path in RESULTS.rglob("*.json"):
         kept = json.loads(path.read_text())
         assert kept["commit"] or kept["recorded_in"], path
+
+
+def test_steps_go_on_where_they_were(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def step(name: str, code: str, resumes: bool = False) -> Step:
+        return Step(name, [sys.executable, "-c", code], resumes)
+
+    file, long = tmp_path / "results" / "steps.json", "import time; time.sleep(60)"
+    planned = [step("good", "print('good ran')"), step("bad", "raise SystemExit(2)"), step("long", long, resumes=True)]
+    assert run_steps(planned, time.monotonic() + 3, file) == 1
+    states = {name: result["state"] for name, result in json.loads(file.read_text())["steps"].items()}
+    assert states == {"good": "done", "bad": "failed", "long": "to be continued"}
+    assert "| long | to be continued |" in capfd.readouterr().out.replace("  ", " ")
+    mended = [*planned[:1], step("bad", "print('mended ran')"), step("long", "print('the rest ran')", resumes=True)]
+    assert run_steps(mended, time.monotonic() + 60, file) == 0
+    out = capfd.readouterr().out
+    assert "mended ran" in out and "the rest ran" in out and "good ran\n" not in out

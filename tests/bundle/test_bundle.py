@@ -19,28 +19,25 @@ from omegaconf import DictConfig
 import trime
 from tests.conftest import ROOT
 from tests.helpers.pretrained import save_model
+from tests.helpers.runs import SharedRun
 from trime.bundle.loaded_model import LoadedModel
 from trime.common.io import checksum_of
 from trime.errors import UserError
 from trime.lab.runner import run
-from trime.stages.export import BUNDLE, disclosed_memories
+from trime.stages.export import BUNDLE
 from trime.stages.graph import Graph
 
 Tiny = Callable[..., DictConfig]
-EVERYTHING = ["evaluate.memories=[local,long,external,ngram,ngram_document]", "evaluate.per_token=true"]
 PROMPT = "import os\n"
 
 
 @pytest.fixture(scope="module")
-def exported(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Path]:
+def exported(language: SharedRun, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Path]:
     """Return a run with every memory, and its bundle, which was moved after it was written."""
     folder = tmp_path_factory.mktemp("exported")
-    settings = ["experiment=trime_ext", *EVERYTHING, "evaluate.sample=documents", "evaluate.tokens=2k"]
-    run(tiny(*settings))
-    config = tiny(*settings, "stages=[export]", f"export.path={folder}/first")
-    run(config)
+    run(tiny(*language.command("stages=[export]", f"export.path={folder}/first")))
     (folder / "first").rename(folder / "bundle")
-    return Graph(config), folder / "bundle"
+    return language.graph, folder / "bundle"
 
 
 def test_a_bundle_is_the_model_of_its_run(exported: tuple[Graph, Path]) -> None:
@@ -66,16 +63,7 @@ def test_a_bundle_needs_nothing_else(exported: tuple[Graph, Path], tmp_path: Pat
     assert f"{json.loads((folder / 'results.json').read_text())['parameters']:,} parameters" in card
 
 
-def test_the_text_of_a_model_without_memories_stays_at_home(tiny: Tiny, tmp_path: Path) -> None:
-    settings = ["experiment=cache", "dataset.modules=20"]
-    run(tiny(*settings))
-    config = tiny(*settings, "stages=[export]", f"export.path={tmp_path}/bundle")
-    run(config)
-    assert disclosed_memories(Graph(config)) == [] and not [*(tmp_path / "bundle").rglob("*.bin")]
-    assert "disclose" not in (tmp_path / "bundle" / "README.md").read_text()
-    assert len(trime.load(tmp_path / "bundle").score(PROMPT)[0]) == 3
-
-
+@pytest.mark.slow
 def test_a_pretrained_model_goes_along(tiny: Tiny, tmp_path: Path, text_folder: Path) -> None:
     pytest.importorskip("transformers", reason="the extra pretrained")
     name = save_model("Llama", tmp_path / "model")
@@ -177,6 +165,7 @@ def test_a_changed_description_is_refused(exported: tuple[Graph, Path], tmp_path
         trime.load(tmp_path / "bundle")
 
 
+@pytest.mark.slow
 def test_every_damaged_file_is_told(exported: tuple[Graph, Path], tmp_path: Path) -> None:
     """A changed byte in any file that is read is a UserError that names the file."""
     _, folder = exported
@@ -194,17 +183,6 @@ def test_every_damaged_file_is_told(exported: tuple[Graph, Path], tmp_path: Path
         shutil.rmtree(copy)
 
 
-def test_what_cannot_be_exported_is_told(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"export\.path=DIR"):
-        run(tiny("experiment=cache", "stages=[export]"))
-    with pytest.raises(UserError, match="exists"):
-        run(tiny("experiment=cache", "stages=[export]", f"export.path={tmp_path}"))
-    with pytest.raises(UserError, match=r"there are no results"):
-        run(tiny("experiment=cache", "seed=99", "stages=[export]", f"export.path={tmp_path}/bundle"))
-    with pytest.raises(UserError, match="not for translation"):
-        run(tiny("experiment=knn_mt", "stages=[export]", f"export.path={tmp_path}/bundle"))
-
-
 def test_a_bundle_is_uploaded(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By huggingface_hub, here with a folder in place of the Hub; an error there leaves the folder whole."""
     hub = pytest.importorskip("huggingface_hub", reason="the extra pretrained")
@@ -220,10 +198,12 @@ def test_a_bundle_is_uploaded(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.Mo
             shutil.copytree(folder_path, tmp_path / "hub" / repo_id)
 
     monkeypatch.setattr(hub, "HfApi", Local)
-    settings = ["experiment=cache", "dataset.modules=20"]
+    settings = ["experiment=cache", "mixture=none", "dataset.modules=20"]
     run(tiny(*settings))
     run(tiny(*settings, "stages=[export]", f"export.path={tmp_path}/one", "export.hub=somebody/model"))
     assert calls == [("somebody/model", True)]
+    assert not [*(tmp_path / "one").rglob("*.bin")], "the text of a model without memories stays at home"
+    assert "disclose" not in (tmp_path / "one" / "README.md").read_text()
     assert len(trime.load(tmp_path / "hub" / "somebody" / "model").score(PROMPT)[0]) == 3
     with pytest.raises(UserError, match=r"complete, but not uploaded: no space"):
         run(tiny(*settings, "stages=[export]", f"export.path={tmp_path}/two", "export.hub=nobody/full"))

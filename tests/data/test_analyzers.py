@@ -6,13 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 from omegaconf import DictConfig
 
 from trime.data.neighbours import STOP_WORDS, TermTable, english
-from trime.errors import UserError
 from trime.stages.graph import Graph
-from trime.stages.preflight import check
 
 STEMS = {  # examples from Porter (1980), at least one of each step
     "caresses": "caress",
@@ -79,10 +76,3 @@ def test_neighbours_by_analyzer(tiny: Callable[..., DictConfig], tmp_path: Path)
     """Lines that share only stop words are neighbours as raw tokens; those that share stems are for the English analyzer."""
     assert nearest_lines(tmp_path, "raw", tiny) == [1, 0, -1, -1]
     assert nearest_lines(tmp_path, "english", tiny) == [-1, -1, 3, 2]
-
-
-def test_stems_of_bytes_and_pieces_are_refused(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"neighbours\.analyzer=english .* characters"):
-        nearest_lines(tmp_path, "english", tiny, "dataset.tokenizer._target_=trime.data.tokenizers.Bytes")
-    with pytest.raises(UserError, match=r"neighbours\.analyzer=english .* pieces"):
-        check(tiny("experiment=trime_mt", "neighbours.analyzer=english"))

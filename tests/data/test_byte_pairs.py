@@ -10,7 +10,6 @@ import pytest
 from omegaconf import DictConfig
 
 from trime.data.byte_pairs import BytePairs
-from trime.errors import UserError
 from trime.lab.runner import run
 from trime.stages.graph import Graph
 
@@ -37,13 +36,6 @@ def test_text_comes_back_as_it_was(learned: BytePairs, tmp_path: Path) -> None:
         assert again.text([symbol for part in again.tokens(lines) for symbol in part]) == b"".join(lines).decode()
         assert {*symbols} <= {*learned.pieces.get_vocab()}
     assert 256 < len(learned.pieces.get_vocab()) <= 318 and "Ġthe" in learned.pieces.get_vocab()
-
-
-def test_pieces_cannot_be_used_before_they_are_learned() -> None:
-    with pytest.raises(UserError, match="learned from the training text"):
-        [*BytePairs().tokens(LINES)]
-    with pytest.raises(UserError, match=r"vocabulary\.max_size=null|vocabulary\.max_size=None"):
-        BytePairs().train(LINES, None, 1)
 
 
 def test_a_run_on_byte_pairs(tiny: Callable[..., DictConfig], text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from tests.conftest import SHARED
-from trime.config.compose import compose_config
 from trime.data import bm25
 from trime.data.batching.policies import BM25, Alternating, Consecutive, Shuffled, Streams
 from trime.data.batching.published import Published
@@ -29,12 +27,10 @@ from trime.data.datasets.stdlib import StandardLibrary
 from trime.data.datasets.wikitext import WikiText
 from trime.data.module import PlannedLoader, WindowLoader
 from trime.data.neighbours import NEAR, Exclude, Fast, Reference, excluded_ranges
-from trime.data.parallel.folder import ParallelFolder
 from trime.data.segments import Segments, allocate_tokens, collate, cut, cut_lines, parse_token_count
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
 from trime.data.vocabulary import SpecialIds, Vocabulary
 from trime.errors import UserError
-from trime.stages.windows import Portion
 
 
 def tokenize(tokenizer: object, *lines: bytes) -> list[str]:
@@ -94,17 +90,6 @@ def test_stdlib_is_real_text_split_by_name() -> None:
     assert full.fingerprint() == StandardLibrary().fingerprint() != limited.fingerprint()
 
 
-def test_a_byte_order_mark_is_not_text(text_folder: Path, tmp_path: Path) -> None:
-    file = text_folder / "test" / "0.txt"
-    plain = [list(document.lines) for document in Folder(str(text_folder), Words()).documents("test")]
-    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert [list(document.lines) for document in Folder(str(text_folder), Words()).documents("test")] == plain
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.de").write_bytes(b"\xef\xbb\xbfDas Haus\n")
-        (tmp_path / f"{split}.en").write_text("The house\n")
-    assert [*ParallelFolder(str(tmp_path), "de", "en").pairs("test")] == [("Das Haus", "The house")]
-
-
 def test_folder_split_by_ratio_and_seed(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.txt").write_text(f"text {number}\n")
@@ -127,16 +112,6 @@ def test_a_single_file_is_split_between_paragraphs(blank: bytes, tmp_path: Path)
     assert [folder.size(split) for split in SPLITS] == [len(part) for part in parts]
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.5, 1.0])
-def test_every_part_of_a_short_file_has_a_line(ratio: float, tmp_path: Path) -> None:
-    (tmp_path / "input.txt").write_text("a\nb\nc\n")
-    folder = Folder(str(tmp_path / "input.txt"), Words(), ratio=ratio)
-    assert [[*document.lines] for split in SPLITS for document in folder.documents(split)] == [[b"a\n"], [b"b\n"], [b"c\n"]]
-    (tmp_path / "input.txt").write_text("a\nb\n")
-    with pytest.raises(UserError, match="at least 3 words"):
-        Folder(str(tmp_path / "input.txt"), Words()).size("train")
-
-
 def test_valid_may_be_called_dev(tmp_path: Path) -> None:
     for name in ("train", "dev", "test"):
         (tmp_path / f"{name}.txt").write_text(name)
@@ -144,14 +119,6 @@ def test_valid_may_be_called_dev(tmp_path: Path) -> None:
     (tmp_path / "valid.txt").write_text("valid")
     with pytest.raises(UserError, match=r"both dev\.txt and valid\.txt"):
         Folder(str(tmp_path), Words()).files("valid")
-
-
-def test_a_folder_of_dev_alone_is_no_folder_to_split(tmp_path: Path) -> None:
-    """As of text to evaluate on: it has no other splits."""
-    (tmp_path / "validation").mkdir()
-    for number in range(3):
-        (tmp_path / "validation" / f"{number}.txt").write_text("words")
-    assert Folder(str(tmp_path), Words()).splits() == ["valid"]
 
 
 def test_wikitext_counts_and_documents(tmp_path: Path) -> None:
@@ -171,18 +138,6 @@ def test_wikitext_with_other_line_ends_has_the_same_documents(tmp_path: Path) ->
     text = " \n = Title A = \n \n some text \n \n = Title B = \n \n more text \n"
     (tmp_path / "train.txt").write_bytes(text.replace("\n", "\r\n").encode())
     assert [document.name for document in WikiText(103, "unused", str(tmp_path)).documents("train")] == ["Title A", "Title B"]
-
-
-def test_wikitext_notes_why_counts_differ(tmp_path: Path) -> None:
-    for split in ("train", "valid", "test"):
-        text = " \n = One = \n \n = = Part = = \n a b <unk> \n where \n = 1 = \n \n = Two = \n \n c \n"
-        (tmp_path / f"wiki.{split}.tokens").write_text(text)
-    dataset = WikiText(103, str(tmp_path), str(tmp_path))
-    assert [d.name for d in dataset.documents("train")] == ["One", "Two"]
-    (tmp_path / "out").mkdir()
-    build(dataset, tmp_path / "out")
-    notes = Corpus(tmp_path / "out").statistics["notes"]
-    assert len(notes) == 2 and "217,646" in notes[0] and "not the published" in notes[0]
 
 
 def test_enwik8_form_is_split_90_5_5_by_bytes(tmp_path: Path) -> None:
@@ -403,36 +358,6 @@ def test_the_last_segments_may_have_no_terms() -> None:
     assert found == reference.nearest([*range(5)], 2).tolist() and found[4] == [-1, -1]
 
 
-def test_of_segments_that_score_alike_the_first_is_nearest() -> None:
-    """However far apart they are."""
-    segments = random_segments(300, 20, 1000)
-    for number in (7, 9, 71, 200):
-        segments[number] = np.array([2000, 2001, 2002])
-    backend = Fast()
-    backend.fit(segments)
-    assert backend.nearest([7, 200], 2).tolist() == [[9, 71], [7, 9]]
-
-
-def test_the_okapi_variant_is_rank_bm25s() -> None:
-    segments = random_segments(60, 80, 100)
-    fast, reference = Fast(1.5, 0.75, okapi=True), Reference()
-    fast.fit(segments)
-    reference.fit(segments)
-    for i in range(60):
-        scores = reference.index.get_scores(reference.ids[i])
-        best = scores[reference.nearest([i], 10)[0]]
-        np.testing.assert_allclose(scores[fast.nearest([i], 10)[0]], best, rtol=1e-4)
-
-
-def test_reference_backend_agrees_on_a_clear_case_and_drops_the_query_only() -> None:
-    segments = [np.array(s) for s in ([1, 2, 3], [1, 2, 3], [7, 8], [3, 9, 9], [20, 21], [22, 23], [24, 25])]
-    for backend in (Fast(), Reference()):
-        backend.fit(segments)
-        neighbours = backend.nearest([0, 1, 3], 3)
-        assert neighbours[0, 0] == 1 and neighbours[1, 0] == 0, "a duplicate comes first, whatever its number"
-        assert all(query not in row for query, row in zip([0, 1, 3], neighbours, strict=True))
-
-
 @pytest.mark.parametrize("exclude", get_args(Exclude))
 def test_neighbours_leave_out_what_is_excluded(exclude: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best remaining segments are found: of other documents, or without near copies."""
@@ -516,16 +441,6 @@ def test_no_state_is_carried_into_the_middle_of_a_document() -> None:
     fresh = [bool(batch.fresh) for batch in batches]
     assert min(int(batch.start) for batch in batches) > 0 and len({*windows.document.tolist()}) == 2
     assert fresh == [True, *(np.diff(windows.document) != 0).tolist()]
-
-
-def test_all_tokens_are_one_portion_whatever_the_sample() -> None:
-    """Nor does a new default for parts of a text change the hashes of what was encoded of all of it."""
-    portions = []
-    for sample in ("starts", "documents"):
-        config = OmegaConf.create({"evaluate": {"tokens": None, "sample": sample, "dtype": "float32"}})
-        portions.append(Portion.of(config, "evaluate", "test"))
-    assert portions[0] == portions[1]
-    assert compose_config("experiment=vanilla").evaluate.sample == "documents"
 
 
 @pytest.mark.parametrize("order, combined", [("shuffled", 1), ("kept", 1), ("kept", 4)])

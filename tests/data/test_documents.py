@@ -1,21 +1,159 @@
-"""Documents: how few are split, which are in two texts, and the bytes that their tokens predict."""
+"""Documents of one's own: layouts of folders, encodings, duplicates, symbols that are text, and the bytes tokens predict."""
 
 from __future__ import annotations
 
-import re
+import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Model
+from tokenizers import models, pre_tokenizers, trainers
 
+from trime.data.byte_pairs import JointBPE, train_pieces
 from trime.data.corpus import Corpus, build_corpus, symbol_counts
 from trime.data.datasets import Dataset
-from trime.data.datasets.base import SPLITS
+from trime.data.datasets.base import SPLITS, lines_of
 from trime.data.datasets.folder import Folder
 from trime.data.notes import describe_duplicates, find_duplicates
+from trime.data.parallel.folder import ParallelFolder
 from trime.data.segments import cut, scored_bytes
-from trime.data.tokenizers import ByteNumbers, Bytes, Tokenizer, Whitespace, Words, metric_of
+from trime.data.tokenizers import Bytes, Tokenizer, Whitespace, Words
 from trime.data.vocabulary import Vocabulary
+from trime.errors import UserError
+from trime.models.pretrained.tokenizer import END, PADDING, UNKNOWN, encode_prompt, encode_template, encode_text, save_tokenizer
+from trime.stages.generate import read_prompt
+
+
+def folder_of(place: Path, *names: str) -> Path:
+    """Write a small text under each name below a folder, and return the folder."""
+    for name in names:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(f"text of {name}\n")
+    return place
+
+
+def names_by_split(folder: Folder) -> dict[str, list[str]]:
+    """Return the names of the documents of each split."""
+    return {split: [document.name for document in folder.documents(split)] for split in SPLITS}
+
+
+@pytest.mark.parametrize(
+    "train, valid, test",
+    [("Train", "Valid", "Test"), ("training", "validation", "testing"), ("TRAIN", "dev", "test"), ("train", "val", "test")],
+)
+def test_splits_are_known_by_their_usual_names(train: str, valid: str, test: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, f"{train}/a.txt", f"{train}/deep/b.TXT", f"{valid}/c.txt", f"{test}/d.txt", "more.txt")
+    found = Folder(str(folder), Words())
+    assert names_by_split(found) == {
+        "train": [f"{train}/a.txt", f"{train}/deep/b.TXT"],
+        "valid": [f"{valid}/c.txt"],
+        "test": [f"{test}/d.txt"],
+    }
+    assert found.notes() == [f"train is {train}, valid is {valid}, test is {test}; left out: 1 files beside the splits"]
+
+
+def test_what_is_no_text_is_left_out_and_counted(tmp_path: Path) -> None:
+    texts = [f"{number}.txt" for number in range(4)]
+    folder = folder_of(tmp_path / "text", *texts, ".git/x.txt", "._0.txt", ".DS_Store", "notes.md", "LICENSE")
+    folder_of(folder, "outputs/runs/vanilla/log.txt", ".ipynb_checkpoints/0-checkpoint.txt")
+    os.symlink(folder, folder / "loop")
+    found = Folder(str(folder), Words())
+    found.lab_folders = (folder / "outputs",)
+    assert sorted(name for names in names_by_split(found).values() for name in names) == texts
+    assert found.notes()[0].startswith("4 .txt files, split at random (dataset.seed=0); left out: 4 hidden, 1 ")
+    assert found.layout.left_out == Counter(
+        {"hidden": 4, ".md": 1, "without a suffix": 1, "folders of the lab": 1, "links to folders": 1}
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        " ".join(f"word{number}" for number in range(40_000)),
+        "自然语言处理研究如何让计算机理解人类语言" * 2000,
+        "title\n" + "few words " * 20_000 + "\nend\n",
+    ],
+)
+def test_a_single_line_is_split_within(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "line.txt"
+    file.write_text(line)
+    folder = Folder(str(file), Words())
+    parts = [b"".join(line for document in folder.documents(split) for line in document.lines).decode() for split in SPLITS]
+    assert "".join(parts) == line, "cut between characters, not within them"
+    assert [round(len(part) / len(line), 2) for part in parts] == [0.9, 0.05, 0.05]
+    assert folder.notes()[0].endswith("within its lines")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-be"])
+def test_text_is_read_by_its_byte_order_mark(encoding: str, tmp_path: Path) -> None:
+    text = "Größe\u2028und\u0085Maß\r\n\nzwei\x1c\n"
+    file, mark = tmp_path / "a.txt", "\ufeff" if encoding == "utf-16-be" else ""
+    file.write_bytes((mark + text).encode(encoding))
+    lines = [line.encode() for line in ("Größe\u2028und\u0085Maß\r\n", "\n", "zwei\x1c\n")]
+    assert [*lines_of(file)] == [*lines_of(file.read_bytes())] == lines
+
+
+def test_sentences_end_at_newlines_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.de").write_text("Das\u2028Haus\x1c steht\nDer\u0085 Hund\n")
+    (tmp_path / "train.en").write_bytes(b"The house stands\nThe\r dog\n")
+    assert [*ParallelFolder(str(tmp_path), "de", "en").pairs("train")] == [
+        ("Das\u2028Haus\x1c steht", "The house stands"),
+        ("Der\u0085 Hund", "The\r dog"),
+    ]
+
+
+def test_symbols_written_in_a_text_are_text() -> None:
+    (symbols,) = Whitespace().tokens([b"an <eos> in <pad> text\n"])
+    assert symbols == ["an", "<", "eos", ">", "in", "<pad>", "text", "<eos>"]
+    pieces = JointBPE.train(["the <unk> word", "a word"] * 5, 60)
+    (found,) = pieces.tokens([b"the <unk> word"])
+    assert "<unk>" not in found and pieces.text(found) == "the <unk> word"
+    vocabulary = Vocabulary.fairseq_from_counts(Counter({"</s>": 3, "a": 9, "<eos>": 1}), None, 1)
+    assert vocabulary.eos == vocabulary.index["<eos>"] == 2 and vocabulary.index["</s>"] == 5
+
+
+def test_a_fairseq_dictionary_is_read_as_fairseq_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "dict.txt"
+    file.write_bytes("a\u2028b 5\r\n\u0085 2\n<unk> 7 #fairseq:overwrite\nx y 1\n".encode())
+    vocabulary = Vocabulary.from_dictionary(file)
+    assert vocabulary.symbols[4:] == ["a\u2028b", "\u0085", "<unk>", "x y"] and vocabulary.counts[4:] == [5, 2, 7, 1]
+    assert vocabulary.index["<unk>"] == 6 and vocabulary.unknown == vocabulary.index["nothing"] == 3
+    for duplicate in ("a 1\nb 1\na 2\n", "</s> 1\n"):
+        file.write_text(duplicate)
+        with pytest.raises(UserError, match="twice"):
+            Vocabulary.from_dictionary(file)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "words"])
+def test_special_tokens_written_in_a_text_are_text(kind: str, tmp_path: Path) -> None:
+    """Also where the vocabulary of the model has them among its words; a chat template means them as such."""
+    special = [PADDING, END, UNKNOWN, "<|im_end|>"]
+    trained, trainer = {
+        "bpe": (Model(models.BPE()), trainers.BpeTrainer(vocab_size=300, special_tokens=special)),
+        "unigram": (Model(models.Unigram()), trainers.UnigramTrainer(special_tokens=special, unk_token=UNKNOWN)),
+        "words": (Model(models.WordLevel(unk_token=UNKNOWN)), trainers.WordLevelTrainer(special_tokens=special)),
+    }[kind]
+    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit() if kind == "words" else pre_tokenizers.Metaspace()
+    trained.train_from_iterator(["a text of some words, with <b> and </b> | marks im end s"] * 9, trainer)
+    tokenizer = save_tokenizer(trained, tmp_path, unk_token=UNKNOWN)
+    text = "a text </s> of <|im_end|> words"
+    control = {1, 3}
+    assert control <= {*encode_template(tokenizer, text)}
+    assert control.isdisjoint(encode_text(tokenizer, text)) and control.isdisjoint(encode_prompt(tokenizer, text))
+
+
+def test_a_prompt_is_read_as_a_corpus(tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    for encoding in ("utf-8-sig", "utf-16"):
+        file.write_bytes("Größe\r\nund".encode(encoding))
+        assert read_prompt(str(file)) == "Größe\r\nund"
+
+
+def test_byte_pairs_are_learned_within_the_letters_of_a_word() -> None:
+    """A script without spaces has words of any length, on which training takes quadratic time: they are broken."""
+    assert max(map(len, train_pieces(["a" * 20_000], 300).get_vocab())) <= 256
 
 
 def build(dataset: Dataset, folder: Path, limit: int | None = None) -> None:
@@ -36,21 +174,6 @@ def test_without_a_seed_every_file_is_split_in_its_order(tmp_path: Path) -> None
     assert parts["train"]["3.txt"] + parts["valid"]["3.txt"] + parts["test"]["3.txt"] == b"".join(lines)
     assert parts["train"]["short.txt"] == b"a" and parts["test"]["3.txt"].startswith(b"line 27")
     assert folder.size("test") == sum(map(len, parts["test"].values()))
-
-
-def test_few_documents_and_many_unknown_tokens_are_said_with_the_setting_that_mends_them(tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
-    for number in range(12):
-        (tmp_path / "text" / f"{number}.txt").write_text("a line\n\n" * 30)
-    for seed, ratio in ((0, 0.1), (None, 0.1)):
-        folder = tmp_path / str(seed)
-        build(Folder(str(tmp_path / "text"), Words(), ratio=ratio, seed=seed), folder)
-        notes = "\n".join(Corpus(folder).statistics["notes"])
-        assert ("valid has 1 document, test has 1 document" in notes and "dataset.seed=null" in notes) is (seed == 0)
-    assert re.search(r"[\d.]+ % of train, .* of test are <unk>.*dataset=folder_pieces", notes) is None
-    wide = tmp_path / "wide"
-    build(Folder(str(tmp_path / "text"), Words(), ratio=0.1), wide, limit=3)
-    assert re.search(r"% of test are <unk>.*dataset=folder_pieces", "\n".join(Corpus(wide).statistics["notes"]))
 
 
 @pytest.mark.parametrize("tokenizer", [Words(), Bytes(), Whitespace()])
@@ -75,11 +198,6 @@ def test_bytes_are_those_that_scored_tokens_predict(tokenizer: Tokenizer, tmp_pa
     assert (sizes[" " * 10] == sizes[" "]) is (not tokenizer.characters)
     (folder / "test.sizes.npy").unlink()  # prepared by an older version
     assert round(scored_bytes(Corpus(folder), "test", cut(offsets, 16))) == Corpus(folder).statistics["splits"]["test"]["bytes"]
-
-
-def test_the_metric_of_bytes_is_bits_per_byte() -> None:
-    metrics = [metric_of(tokenizer, tokenizer.characters) for tokenizer in (Words(), Bytes(), ByteNumbers())]
-    assert metrics == ["perplexity", "bits/byte", "bits/char"]
 
 
 def test_documents_that_are_also_in_another_text_are_found() -> None:

@@ -41,7 +41,7 @@ def index(part: str) -> dict[str, Any]:
 def parametrized(name: str, cases: Sequence[Any]) -> Any:
     """Mark a test to run on each case; a fuller set may lack a kind of case, the vectors of this repository may not."""
     if not cases and FOLDER == COMPACT:
-        raise LookupError(f"no case of {name} in {COMPACT}: tests/golden/compact.py must choose one")
+        raise LookupError(f"no case of {name} in {COMPACT}: scripts/compact_vectors.py must choose one")
     absent = pytest.param(*["absent"] * len(name.split(",")), marks=pytest.mark.skip(reason=f"no such case in {FOLDER}"))
     return pytest.mark.parametrize(name, cases or [absent])
 

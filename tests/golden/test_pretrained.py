@@ -112,35 +112,6 @@ def test_an_encoder_whose_queries_all_wait_is_the_full_model(name: str, chunk: i
         close(family.logits(published["decoder_input_ids"], hidden.nan_to_num(), filled), published["logits"])
 
 
-@parametrized("name", [*ROPE[:1], *T5[:1]])
-def test_what_is_retrieved_tells_its_place(name: str, tmp_path: Path) -> None:
-    """Also to queries that waited: four entries each, of those that are kept."""
-    published, model = tensors(name), model_of(name, tmp_path)
-    family, tokens = T5Encoder(model) if name in T5 else RopeDecoder(model), published["input_ids"]
-    position = torch.arange(tokens.shape[1]).expand_as(tokens)
-    memory = Attendre(BoundedMemory(30, FIFO()), 9, top_k=4, causal=family.causal)
-    reader = LongReader(family, [memory] * len(family.layers), 13, record_attention=True)
-    parts = [*reader.feed(tokens, position), *reader.end("flush")]
-    assert torch.equal(torch.cat([part.position for part in parts], 1), position)
-    assert len(reader.cache.traces()) == len(family.layers)
-    for layer in reader.cache.memories:
-        assert layer.last is not None
-        similarity, of, at = layer.last
-        retrieved = similarity > -torch.inf
-        assert retrieved.any() and int(retrieved.sum(-1).max()) == 4 and torch.equal(of, layer.positions()[:, : of.shape[1]])
-        if family.causal:
-            assert bool((of[:, None, None] <= at[:, None, :, None]).expand_as(retrieved)[retrieved].all())
-
-
-@parametrized("name", T5[:1])
-def test_without_waiting_an_encoder_misses_the_future(name: str, tmp_path: Path) -> None:
-    published, model = tensors(name), model_of(name, tmp_path)
-    family, tokens, filled = T5Encoder(model), published["input_ids"], published["attention_mask"].bool()
-    length = tokens.shape[1]
-    hidden = outputs(reader_of(family, length, 0, max(1, length // 4)), tokens, filled, "flush")
-    assert (hidden[filled] - published["encoder_last_hidden"][filled]).abs().max() > 1e-2
-
-
 def prompts_of(vectors: dict[str, torch.Tensor]) -> list[list[int]]:
     """Return the beginnings of all rows, and of the first once more, of different lengths."""
     rows = [row[filled.bool()].tolist() for row, filled in zip(vectors["input_ids"], vectors["attention_mask"], strict=True)]
@@ -169,26 +140,6 @@ def test_answers_with_a_large_memory_are_the_full_models(name: str, end: str, wa
     stopped = [row[: row.index(stop)] if stop in row else row for row in expected]
     assert greedy(answerer.read(rows), stop, ANSWER) == stopped
     assert greedy(answerer.read(rows[1:]), -1, ANSWER) == expected[1:], "a row alone answers as in a batch"
-
-
-@parametrized("name", ANSWERING)
-@pytest.mark.parametrize("end", ["flush", "drain"])
-def test_a_text_is_read_once_for_several_questions(name: str, end: str, tmp_path: Path) -> None:
-    """Each question is answered as by the full model over text and question, whatever is asked before it or beside it."""
-    model, rows = model_of(name, tmp_path), prompts_of(tensors(name))
-    family = T5Encoder(model) if name in T5 else RopeDecoder(model)
-    longest = 2 * max(map(len, rows))
-    memory = Attendre(BoundedMemory(longest + ANSWER, FIFO()), longest if name in T5 else 0, causal=family.causal)
-    reading = ReadingConfig([memory] * len(family.layers), max(1, longest // 5), end)
-    answerer = EncoderDecoderAnswerer(family, reading, longest) if name in T5 else DecoderAnswerer(family, reading)
-    text = answerer.start([row[: len(row) // 2] for row in rows])
-    halves, others = [row[len(row) // 2 :] for row in rows], [row[::-1] for row in rows]
-    one_each, mixed = [*range(len(rows))], [number % len(rows) for number in range(1, 2 * len(rows))]
-    for questions, texts in ((halves, None), (others, one_each), (halves, None), ((others + halves)[: len(mixed)], mixed)):
-        with torch.no_grad():
-            pairs = zip(questions, one_each if texts is None else texts, strict=True)
-            expected = [greedy_by_model(model, rows[row][: len(rows[row]) // 2] + question, ANSWER) for question, row in pairs]
-        assert greedy(text.ask(questions, texts), -1, ANSWER) == expected
 
 
 def greedy_by_model(model: Any, prompt: list[int], count: int) -> list[int]:

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
 from tests.conftest import experiment as composed_once
 from trime.common.io import plain
-from trime.stages.ledger import expected_cells, reproductions
+from trime.stages.ledger import reproductions
 
 COMMANDS = json.loads((ROOT / "tests" / "published_commands.json").read_text())
 TRAIN_TOKENS = {"wikitext103": 103_227_021, "enwik8": 90_000_000}  # of the training streams, ends of lines included
@@ -191,92 +191,3 @@ def test_every_flag_is_compared() -> None:
         "batching.order=shuffled": "predefined-batches",
     }.items():
         assert flag in differing(flags, training(composed(f"experiment={experiment}", override)))
-
-
-EVALUATIONS = {
-    f"{place}: {entry['program']}": entry for place, entry in enumerate(COMMANDS["evaluate"]) if "TrimeLM" in entry["section"]
-}
-
-
-def released_of(section: str) -> str:
-    """Return the experiment of an evaluation: (150M, L=150) / TrimeLM_long is released/trime_long_150m."""
-    row = re.search(r"/ TrimeLM(_\w+)?", section)
-    assert row
-    size = "_enwik8" if section.startswith("Enwik8") else "_150m" if "150M" in section else ""
-    return f"reproduce/released/trime{row.group(1) or ''}{size}"
-
-
-def evaluation(config: DictConfig) -> dict[str, Callable[[str], bool]]:
-    """Checks of the flags of evaluation, of encoding a datastore, and of building its index."""
-    evaluate, index, last = config.evaluate, config.index, plain(config.evaluate.rows)[-1]
-    datastore = "external" in last["joint"]
-    settings = plain(config.tune)
-
-    def only(name: str) -> Callable[[str], bool]:
-        return lambda value: settings[name] == [float(value)]
-
-    return {
-        "sample-break-mode": word("complete" if evaluate.lines else "none"),
-        "max-tokens": number(evaluate.block + evaluate.context),
-        "context-window": number(evaluate.context),
-        "gen-subset": lambda value: value == "valid" and evaluate.tokens is None,
-        "max-sentences": number(1),  # memory is read and written window by window
-        "knn-keytype": word("last_ffn_input"),
-        "use-local": lambda _: "local" in last["joint"],
-        "use-long": lambda _: "long" in last["joint"] and config.long.across_documents and config.long.include_window,
-        "use-external": lambda _: datastore,
-        "mem-size": only("memory_size"),
-        "softmax-temp": only("temperature"),
-        "use-interp": lambda _: last["interpolate"] == ["datastore"] and not evaluate.scaled_interpolation,
-        "interp-temp": only("interpolation_temperature"),
-        "lmbda": only("interpolation_share"),
-        "k": number(index.k),
-        "probe": number(index.nprobe),
-        "faiss-metric-type": word(index.metric),
-        "no-load-keys": lambda _: not index.rescore,
-        "dstore-fp16": lambda _: config.datastore.dtype == "float16",
-    }
-
-
-def building(config: DictConfig) -> dict[str, Callable[[str], bool]]:
-    """Checks of the two commands that make the datastore and its index."""
-    return evaluation(config) | {
-        "gen-subset": word(config.datastore.split),
-        "tokens-per-sample": number(config.evaluate.block),
-        "sample-break-mode": word("none"),  # a datastore's windows are always cut so (Encode.windows)
-        "save-knnlm-dstore": lambda _: config.datastore.tokens is None,
-        "dstore_fp16": lambda _: config.datastore.dtype == "float16",
-        "dimension": number(config.model.width),
-        "dist": word(config.index.metric),
-    }
-
-
-@pytest.mark.parametrize("name", list(EVALUATIONS))
-def test_an_evaluation_command(name: str) -> None:
-    entry = EVALUATIONS[name]
-    experiment = released_of(entry["section"])
-    config = composed_once(experiment)
-    checks = evaluation(config) if entry["program"] == "eval_lm-trime.py" else building(config)
-    assert differing(entry["flags"], checks) <= deviations(experiment)
-    printed = {f"{cell['value']:.2f}" for cell in expected_cells(plain(config.expected)) if cell["split"] == "valid"}
-    assert {*entry["expected"]} <= printed
-    used = {"local", "long", "external"} & {*plain(config.evaluate.rows)[-1]["joint"]}
-    if entry["program"] == "eval_lm-trime.py":
-        assert used == {flag.removeprefix("use-") for flag in entry["flags"]} & {"local", "long", "external"}
-
-
-def test_released_checkpoints_are_all_evaluated() -> None:
-    found = {released_of(entry["section"]) for entry in EVALUATIONS.values()}
-    trime = {name for name in reproductions() if name.startswith("reproduce/released/trime") and "_mt" not in name}
-    assert found == trime
-
-
-@pytest.mark.parametrize("experiment", reproductions())
-def test_short_segments_are_evaluated_with_context(experiment: str) -> None:
-    """Blocks of 64 or 80 tokens are fixed cuts of the stream: as whole lines most tokens would have no context."""
-    config = composed_once(experiment)
-    if config.task == "language_model" and config.evaluate.block < 512:
-        assert not config.evaluate.lines and config.evaluate.context > 0
-    if config.task == "language_model":
-        assert config.train.keep == "best"
-    assert not OmegaConf.is_missing(config, "name")

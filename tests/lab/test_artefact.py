@@ -18,7 +18,7 @@ from trime.common.io import checksum_of, locked
 from trime.errors import UserError
 from trime.lab import artefact
 from trime.lab.artefact import Artefact, Free, Lab
-from trime.lab.manifest import MANIFEST, check_manifest, part_files, write_manifest
+from trime.lab.manifest import MANIFEST, check_manifest, write_manifest
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,15 +77,6 @@ def test_a_kill_after_the_build_costs_nothing(line: str, tmp_path: Path, monkeyp
     assert number(tmp_path, 1).make() and (number(tmp_path, 1).path() / "value.txt").read_text() == "1"
 
 
-def test_files_of_parts_are_none_of_the_artefact(tmp_path: Path) -> None:
-    (tmp_path / "part-00000").mkdir()  # of an index
-    for name in ("a", "part-1.json", "part-00000/b"):
-        (tmp_path / name).write_text("x")
-    write_manifest(tmp_path, "number-1")
-    assert {*json.loads((tmp_path / MANIFEST).read_text())["files"]} == {"a", "part-00000/b"}
-    assert [file.name for file in part_files(tmp_path)] == ["part-1.json"]
-
-
 def test_made_once_and_found_by_what_determines_it(tmp_path: Path) -> None:
     Number.built = 0
     assert [number(tmp_path, 7).make(), number(tmp_path, 7).make(), number(tmp_path, 8).make()] == [True, False, True]
@@ -104,14 +95,6 @@ def test_what_another_process_made_meanwhile_is_found(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(artefact, "locked", waiting)
     assert not number(tmp_path, 8).make() and Number.built == made + 1
-
-
-def test_a_manifest_written_twice_lists_no_manifest(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("x")
-    write_manifest(tmp_path, "number-1")
-    write_manifest(tmp_path, "number-1")
-    check_manifest(tmp_path, "number-.*", "make it anew")
-    assert [*json.loads((tmp_path / MANIFEST).read_text())["files"]] == ["a"]
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -157,19 +140,6 @@ def test_a_manifest_that_says_nothing_is_refused(content: str, tmp_path: Path) -
     (tmp_path / MANIFEST).write_text(content, encoding="latin-1")
     with pytest.raises(UserError, match="make it anew"):
         check_manifest(tmp_path, "number-1", "make it anew")
-
-
-def test_every_changed_digit_of_a_manifest_is_noticed(tmp_path: Path) -> None:
-    """Also one that turns a file's name into that of another: of two entries with one name JSON keeps the last."""
-    for name in ("row-0", "row-1"):
-        (tmp_path / name).write_text("x")
-    write_manifest(tmp_path, "number-1")
-    content = (tmp_path / MANIFEST).read_text()
-    digits = [place for place, character in enumerate(content) if character.isdigit()]
-    for place in digits:
-        (tmp_path / MANIFEST).write_text(content[:place] + str((int(content[place]) + 1) % 10) + content[place + 1 :])
-        with pytest.raises(UserError, match="make it anew"):
-            check_manifest(tmp_path, "number-1", "make it anew")
 
 
 def test_an_artefact_in_another_one_s_place_is_refused(tmp_path: Path) -> None:

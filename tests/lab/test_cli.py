@@ -1,8 +1,7 @@
-"""The command line as users see it: help, commands of the documentation, reports."""
+"""The command line as users see it: help, commands of the documentation, sweeps."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
@@ -10,12 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from omegaconf import DictConfig
 
 from tests.conftest import NO_PICTURES, ROOT, composed
 from trime.config.check import validate
@@ -23,7 +20,7 @@ from trime.lab import command_line
 from trime.lab.main import main
 from trime.lab.runner import run
 from trime.lab.stage import known_stages
-from trime.stages.graph import Graph
+from trime.lab.sweep import count_runs
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -41,11 +38,6 @@ def test_help_needs_no_heavy_package() -> None:
         "assert not {'hydra', 'pydantic'} & {*sys.modules}; import trime.lab.command_line; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
-
-
-def test_a_command_without_words_prints_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["cli.py"])
-    assert main() == 0 and "experiment=NAME" in capsys.readouterr().out
 
 
 def test_threads_are_known_before_libraries_are_imported() -> None:
@@ -82,12 +74,6 @@ def test_a_wrong_word_is_one_line_with_a_similar_name(
     assert re.split(r"[=,]", word)[0].rpartition(".")[2] in message and near in message
 
 
-def test_make_help_lists_every_target() -> None:
-    targets = re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert len(targets) > 8 and all(re.search(rf"^{target} ", shown, re.M) for target in targets)
-
-
 def commands(page: Path) -> list[str]:
     """Return every `python cli.py …` line of a page's code blocks, on one line and without its size or comment."""
     blocks = re.findall(r"^```(?:bash|sh)?\n(.*?)^```|^```\w+\n.*?^```", page.read_text(), re.S | re.M)
@@ -101,7 +87,9 @@ PLACES = r"=(DIR|NOVELS|WIKITEXT2|BYTES|BABI|MULTI30K|FILE|HOST:\S+|\S*(?:TEXT|C
 SHORT = ["size=tiny", "train.updates=2", "evaluate.tokens=200", "index.k=16", "index.factory=null", "report.samples.passages=0"]
 
 
-@pytest.mark.parametrize("command", DOCUMENTED)
+@pytest.mark.parametrize(
+    "command", [*DOCUMENTED[::12], *(pytest.param(one, marks=pytest.mark.slow) for one in {*DOCUMENTED} - {*DOCUMENTED[::12]})]
+)
 def test_a_documented_command_is_valid(command: str) -> None:
     """Hydra composes it, the first run of a sweep, and its settings are those of the schema."""
     words = [word for word in shlex.split(command, comments=True)[2:] if not word.startswith("-")]
@@ -128,6 +116,7 @@ def test_a_documented_command_runs(command: str, session_folder: Path, monkeypat
     assert command_line.main() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["wikitext103", pytest.param("enwik8", marks=pytest.mark.slow)])
 def test_make_targets_run_on_files_of_the_same_form(target: str, session_folder: Path, tmp_path: Path) -> None:
     """Run the command of `make TARGET SIZE=tiny`, from text to report."""
@@ -147,58 +136,6 @@ def test_make_targets_run_on_files_of_the_same_form(target: str, session_folder:
     done = subprocess.run([sys.executable, *command, *fixed], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "results: " in done.stdout and ("bits/char" in done.stdout) is (target == "enwik8")
-
-
-def composed_tiny(session_folder: Path, *overrides: str) -> DictConfig:
-    places = [f"paths.data={session_folder}/data", f"paths.outputs={session_folder}/outputs"]
-    return composed("size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", "logger=none", *places, *overrides)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_are_found_wherever_blocks_of_other_languages_stand(page: Path) -> None:
-    assert len(commands(page)) == len(re.findall("^python cli.py", page.read_text(), re.M))
-
-
-def test_report_of_several_runs(tiny: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outputs = f"paths.outputs={tmp_path}"
-    for experiment in ("vanilla", "trime", "knn_lm"):
-        run(tiny(f"experiment={experiment}", outputs))
-    config = tiny("stages=[report]", outputs)
-    config.report.runs = f"{config.paths.outputs}/runs/**"
-    capsys.readouterr()
-    run(config)
-    folder = Path(config.paths.outputs) / "reports" / "latest"
-    shown, table = capsys.readouterr().out, (folder / "table.md").read_text()
-    assert table in shown and str(folder.resolve() / "picture.png") in shown and (folder / "picture.png").stat().st_size > 5000
-    lines = (folder / "table.csv").read_text().splitlines()
-    header = next(csv.reader(lines))
-    assert {
-        "params",
-        "dev perplexity",
-        "test perplexity",
-        "vs vanilla, 95 % interval",
-        "processor ms/token",
-        "paper 7M*, test",
-    } <= {*header}
-    assert "54.78 / 54.69" in table, "the paper's result beside a published row"
-    results = json.loads((Graph(tiny("experiment=trime", outputs)).run_folder / "results.json").read_text())
-    assert f"{results['metrics']['test'][-1]['perplexity']:.2f}" in table
-
-
-def test_wandb_is_offline_by_default_and_in_the_runs_folder(session_folder: Path, tmp_path: Path) -> None:
-    config = composed(
-        "size=tiny",
-        "train.updates=2",
-        "experiment=trime",
-        "trainer.enable_progress_bar=false",
-        f"paths.data={session_folder}/data",
-        f"paths.outputs={tmp_path}",
-    )
-    assert config.logger.offline is True
-    folder = Graph(config).run_folder
-    run(config)
-    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
-    assert "train/loss" in (folder / "metrics.csv").read_text()
 
 
 @pytest.mark.slow
@@ -238,3 +175,18 @@ def test_a_job_that_is_preempted_is_requeued_and_resumes(session_folder: Path, t
     files = [next(tmp_path.glob(f"{name}/runs/*/*/results.json")) for name in ("preempted", "whole")]
     one, other = ([row["perplexity"] for row in json.loads(file.read_text())["metrics"]["test"]] for file in files)
     assert one == other
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        ("experiment=vanilla,trime seed=0,1,2 size=tiny", 6),
+        ("index=exact,cells,ivf index.k=8,64 index=exact", 2),
+        ("seed=range(4) tune.memory_size=[64,128]", 4),
+        ("seed=0", 1),
+        ("seed=[", 0),
+    ],
+)
+def test_the_later_choice_of_a_setting_counts_once(words: str, runs: int) -> None:
+    """As those on a command line, beside those of a table."""
+    assert count_runs(words.split()) == runs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -15,29 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coverage import CoverageData
 from omegaconf import OmegaConf
 
 from tests.conftest import NO_PICTURES, ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
-# Runs each example's commands and notes, by example, which lines of the examples' files ran: one process starts only once.
 RUNNER = """
 import json, sys
-from coverage import Coverage
-
-coverage = Coverage(data_file=sys.argv[1], include=json.loads(sys.argv[2]))
-coverage.start()
 from trime.lab import command_line
 
-for title, command in json.loads(sys.argv[3]):
-    coverage.switch_context(title)
+for title, command in json.loads(sys.argv[1]):
     sys.argv = command
     if command_line.main():
         sys.exit(f"{title}: {command} failed")
-coverage.stop()
-coverage.save()
-"""
+"""  # one process starts only once
 
 
 def sections() -> dict[str, str]:
@@ -79,42 +69,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_examples_are_used(project: Path, tmp_path: Path) -> None:
-    """Each command ends in results that show the example, and together they call every function that it defines."""
+    """Each command ends in results that show the example."""
     texts = sections()
     commands = [
         (title, [*words, f"paths.outputs={tmp_path / str(number)}", *NO_PICTURES])
         for number, title in enumerate(EXAMPLES)
         for words in commands_of(texts[title])
     ]
-    files = [str(project / name) for name in files_of(TEXT) if name.endswith(".py")]
-    data = tmp_path / "lines"
-    arguments = [str(data), json.dumps(files), json.dumps(commands)]
-    environment = os.environ | {"PYTHONPATH": str(project)}
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER, *arguments], cwd=project, capture_output=True, text=True, env=environment
-    )
+    command, environment = [sys.executable, "-c", RUNNER, json.dumps(commands)], os.environ | {"PYTHONPATH": str(project)}
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    called = CoverageData(data)
-    called.read()
     for number, title in enumerate(EXAMPLES):
         assert CHECKS[title](tmp_path / str(number)), f"{title}: its results do not show it"
-        called.set_query_context(title)
-        for name, content in files_of(texts[title]).items():
-            functions = functions_of(content) if name.endswith(".py") else {}
-            lines = {*(called.lines(str(project / name)) or [])}
-            uncalled = [function for function, own in functions.items() if not lines & {*own}]
-            assert not uncalled, f"{name}: {uncalled} were never called"
-
-
-def functions_of(source: str) -> dict[str, range]:
-    """Return the lines of the body of each function and method of a module by its qualified name."""
-    bodies: dict[str, range] = {}
-    for node in ast.parse(source).body:
-        parts = node.body if isinstance(node, ast.ClassDef) else [node]
-        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
-        functions = (part for part in parts if isinstance(part, ast.FunctionDef))
-        bodies |= {prefix + part.name: range(part.body[0].lineno, (part.end_lineno or 0) + 1) for part in functions}
-    return bodies
 
 
 def results_of(outputs: Path) -> dict[str, Any]:

@@ -46,12 +46,7 @@ def test_artefacts_of_ray_are_those_of_one_process(
         ("ray", "pack,encode,datastore,tune,evaluate"),
     ):
         config = tiny(
-            *(
-                "experiment=trime_ext",
-                "batching.k=2",
-                "index.factory=Cells16",
-                f"paths.outputs={tmp_path}/outputs",
-            ),
+            *("experiment=trime_ext", "batching.k=2", "index.factory=Cells16", f"paths.outputs={tmp_path}/outputs"),
             *(*text, f"engine={engine}", f"stages=[{stages}]"),
         )
         run(config)

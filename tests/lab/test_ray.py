@@ -21,7 +21,6 @@ from tests.helpers.parts import open_part_files
 from trime.errors import UserError
 from trime.lab.engines import Job, PartWorker, Ray
 from trime.lab.runner import run
-from trime.memory.retrieval.ray_cluster import check_resources, connect
 from trime.stages.graph import Graph
 
 ray = pytest.importorskip("ray", reason="pip install -e '.[cluster]'")
@@ -55,23 +54,9 @@ def test_each_part_is_made_once_and_a_dead_worker_costs_its_parts_only(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_mistake_is_told_as_in_one_process(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="part 3 is a mistake"):
-        made(Ray(), tmp_path, "mistake")
-
-
-@pytest.mark.slow
 def test_workers_that_always_die_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a part of x could not be made.*engine\.cores"):
         made(Ray(), tmp_path, "always")
-
-
-@pytest.mark.slow
-def test_too_few_resources_are_told() -> None:
-    connected = connect(None, "engine.address")
-    for needed in ({"num_cpus": 1000, "num_gpus": 0}, {"num_cpus": 1, "num_gpus": 9}):
-        with pytest.raises(UserError, match="room for 0 of 1 workers: add machines"):
-            check_resources(connected, 1, needed, "add machines")
 
 
 def test_another_version_or_disk_on_a_node_is_an_error(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 
 from tests.conftest import ROOT
 from trime.errors import UserError
-from trime.lab.command_line import is_about_runs
 from trime.lab.runner import run
 from trime.lab.storage import NEEDS, artefact_folders
 from trime.report.results import read_run, write_results
@@ -42,7 +41,7 @@ def outputs(tiny: Tiny, two_runs: Path, tmp_path: Path) -> Callable[..., DictCon
 
 def compose_in(tiny: Tiny, folder: Path, *words: str) -> DictConfig:
     """Return a command on outputs in a folder."""
-    return tiny(*words, "dataset.modules=20", f"paths.outputs={folder}/outputs", f"paths.data={folder}/data")
+    return tiny(*words, "mixture=none", "dataset.modules=20", f"paths.outputs={folder}/outputs", f"paths.data={folder}/data")
 
 
 def test_finished_runs_are_listed(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,13 +53,6 @@ def test_finished_runs_are_listed(outputs: Tiny, capsys: pytest.CaptureFixture[s
     run(outputs("stages=[list]", "storage.match=van*"))
     shown = capsys.readouterr().out
     assert "vanilla" in shown and "cache" not in shown.partition("\n1 runs")[0] and "1 runs" in shown
-
-
-def test_disk_tells_what_runs_need(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    run(outputs("stages=[disk]"))
-    cells = {line.split("|")[1].strip(): line.split("|")[2:4] for line in capsys.readouterr().out.splitlines() if "|" in line}
-    assert [int(number) for number in cells["fit"]] == [1, 1] and [int(number) for number in cells["tune"]] == [2, 2]
 
 
 def test_prune_deletes_what_no_run_needs_and_only_when_told(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,12 +98,6 @@ def test_runs_that_do_not_match_stay(outputs: Tiny) -> None:
     assert after == {*read_run(file).made_from} and after < before
 
 
-def test_matching_without_giving_up_runs_deletes_nothing(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    run(outputs("stages=[prune]", "storage.match=cache", "storage.delete=true"))
-    assert "0 folders" in capsys.readouterr().out
-
-
 def test_what_unfinished_runs_need_stays(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     """Also what a killed training has written so far; a run that is finished no longer needs the note."""
     config = outputs("stages=[prune]", "storage.delete=true", "storage.data=true")
@@ -129,25 +115,6 @@ def test_what_unfinished_runs_need_stays(outputs: Tiny, capsys: pytest.CaptureFi
     shutil.rmtree(unfinished.parent)
     run(config)
     assert not (place / f"{fit}.partial").exists()
-
-
-def test_data_that_other_outputs_may_use_stays(outputs: Tiny, tmp_path: Path) -> None:
-    config = outputs("stages=[prune]", "storage.delete=true")
-    config.paths.outputs = str(tmp_path / "elsewhere")
-    before = artefact_folders(config)
-    run(config)
-    assert before and artefact_folders(config) == before
-    config.storage.data = True
-    run(config)
-    assert not artefact_folders(config)
-
-
-def test_a_run_that_does_not_say_what_it_needs_stops_prune(outputs: Tiny) -> None:
-    config = outputs("stages=[prune]")
-    (file,) = Path(config.paths.outputs).glob("runs/cache/*/results.json")
-    write_results(file, read_run(file).model_copy(update={"made_from": None}))
-    with pytest.raises(UserError, match="run its command again"):
-        run(config)
 
 
 def test_one_run_is_deleted_by_its_name(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,19 +150,3 @@ def test_a_list_of_runs_imports_nothing_that_trains(two_runs: Path) -> None:
     words = ["stages=[list]", f"paths.outputs={two_runs}/outputs"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0 and "2 runs in" in done.stdout, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "alone"),
-    [
-        ("stages=[list]", True),
-        ("stages=[prune,disk] storage.delete=true", True),
-        ("stages=[list,report]", False),
-        ("stages=[list] -m", False),
-        ("stages=[list] report.runs=outputs", False),
-        ("experiment=trime", False),
-        ("stages=[]", False),
-    ],
-)
-def test_commands_about_runs_alone_are_known(words: str, alone: bool) -> None:
-    assert is_about_runs(words.split()) is alone

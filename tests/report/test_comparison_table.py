@@ -14,9 +14,8 @@ from tests.helpers.results import group_of, grouped, made, scored
 from trime.common.types import Contexts, LogMass, TokenPosition
 from trime.memory.inference.base import Window
 from trime.report.bootstrap import difference
-from trime.report.canvas import save_panels
-from trime.report.comparison import compare_picture, compare_table, order_table, policies_panels
-from trime.report.groups import baseline_of, group_labels, rank_groups
+from trime.report.comparison import compare_picture, compare_table, order_table
+from trime.report.groups import group_labels, rank_groups
 from trime.report.run_result import without_paths
 from trime.report.tables import EDGE, run_table, text_notes
 from trime.scoring.loss_sums import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums
@@ -30,11 +29,6 @@ def test_kept_commands_name_no_places_and_set_runs_apart() -> None:
     runs = [group_of([made("a", 0, [4.0]) | {"command": command}]) for command in commands]
     assert group_labels(runs[:2]) == ["a index.k=4", "a index.k=8"] and group_labels(runs[:1]) == ["a"]
     assert group_labels(runs)[2] == "a 'index.k=2" and without_paths(None) is None
-
-
-def test_recorded_settings_set_runs_apart_whatever_the_command() -> None:
-    runs = [made("a", 0, [4.0]) | {"command": "python cli.py index.k=1", "overrides": [f"index.k={k}"]} for k in (4, 8)]
-    assert group_labels([group_of([run]) for run in runs]) == ["a index.k=4", "a index.k=8"]
 
 
 def test_translations_are_ranked_by_bleu() -> None:
@@ -82,42 +76,12 @@ def test_other_texts_and_settings_part_seeds() -> None:
         assert len(groups) == 2 and len({*labels}) == 2 and all(label.startswith("m (") for label in labels)
 
 
-def test_dev_tokens_are_shown_where_rows_have_different_ones() -> None:
-    """The dev result of a fitted mixture is of the first mixture.tokens tokens."""
-    run, one = made("m", 0, [4.0]), made("m", 0, [4.0])
-    rows = {split: [dict(run["metrics"][split][0]), dict(run["metrics"][split][0])] for split in ("valid", "test")}
-    rows["valid"][1]["tokens"] = 50
-    header, lines = run_table(scored(run | {"metrics": rows}))
-    assert [line[header.index("dev tokens")] for line in lines] == ["100", "50"] and "dev tokens" not in run_table(scored(one))[
-        0
-    ]
-
-
-def test_tuned_sizes_do_not_part_seeds() -> None:
-    runs = [made("trime_long", seed, [4.0], "fifo", 8 + seed) for seed in (0, 1)]
-    for run in runs:
-        run["metrics"]["test"][0]["tuned"] = {"memory_size": run["metrics"]["test"][0]["memory_size"]}
-    assert [group.seeds for group in grouped(runs)] == ["2 seeds: 0, 1"]
-    assert len(grouped([*runs, runs[1] | {"seed": 0}])) == 2
-
-
 def test_the_same_seed_run_again_is_no_second_seed() -> None:
     """As when a run is repeated by other code: its losses differ a little, which says nothing of seeds."""
     again = made("m", 0, [4.1]) | {"commit": "abcdef012345"}
     groups = grouped([made("m", 0, [4.0]) | {"commit": "123456789abc"}, again])
     assert [group.seeds for group in groups] == ["seed 0", "seed 0"]
     assert group_labels(groups) == ["m (made at 1234567)", "m (made at abcdef0)"]
-
-
-def test_the_opponent_is_the_policy_at_the_same_size_or_the_experiment() -> None:
-    runs = [made("m", 0, [4.0], policy, size) for policy in ("fifo", "lru c=1") for size in (8, 16)]
-    groups = grouped([*runs, made("vanilla", 0, [5.0]), made("vanilla", 7, [5.0])])
-    for group in groups:
-        if group.policy == "lru":
-            found = baseline_of(group, groups, "fifo")
-            assert found is not None and found.policy == "fifo" and found.row.memory_size == group.row.memory_size
-        against = baseline_of(group, groups, "vanilla")
-        assert (against is None) == (group.name == "vanilla")
 
 
 def test_a_shift_of_every_document_is_sure_and_noise_is_not() -> None:
@@ -151,14 +115,6 @@ def test_seeds_that_disagree_widen_the_interval() -> None:
     apart = [made("b", seed, [x + 0.1 + d for x in losses]) for seed, d in enumerate((-0.3, 0.0, 0.3))]
     sure, unsure = (difference(group_of(runs), group_of(base)) for runs in (same, apart))
     assert sure.significant and not unsure.significant and sure.value == pytest.approx(unsure.value, rel=0.1)
-
-
-def test_the_table_has_a_line_a_group() -> None:
-    groups = grouped([made("m", seed, [4.0, 4.1] * 5, policy, 8) for seed in (0, 1) for policy in ("fifo", "lru c=1")])
-    header, lines = compare_table(groups, "fifo", {})
-    cells = [dict(zip(header, line, strict=True)) for line in lines]
-    assert [cell["seeds"] for cell in cells] == ["2 seeds: 0, 1"] * 2
-    assert sorted(cell["vs fifo, 95 % interval"] for cell in cells) == ["", "+0.00 [+0.00, +0.00] no difference shown"]
 
 
 def test_one_document_and_one_seed_have_no_interval() -> None:
@@ -220,20 +176,6 @@ def test_what_is_drawn_holds_every_token_once(documents: int, length: int) -> No
             assert len(units) > MAX_PARTS / 3
 
 
-def test_memory_sizes_by_layer_are_compared(tmp_path: Path) -> None:
-    """model.memory_size may be a list, one size a layer (model/pretrained.yaml)."""
-    sizes: list[int | list[int]] = [1024, [512, 2048], [2048, 2048]]
-    runs = [
-        made("reads", 0, [3.0 + place, 3.1], policy, size) for place, size in enumerate(sizes) for policy in ("fifo", "lru")
-    ]
-    groups = grouped(runs)
-    header, lines = compare_table(groups, "fifo", {})
-    shown = {line[header.index("M")] for line in lines}
-    assert len(groups) == 6 and shown == {"1,024", "512, 2,048 by layer", "2,048, 2,048 by layer"}
-    assert all(line[header.index("vs fifo, 95 % interval")] for line in lines if "lru" in line), "policies of the same sizes"
-    assert save_panels(policies_panels(groups), tmp_path / "policies.png").stat().st_size > 1000
-
-
 def test_a_row_tuned_to_the_edge_of_a_grid_says_so() -> None:
     """It says so in all tables; a memory size or a grid of one value is not an edge."""
     grid = {
@@ -254,15 +196,6 @@ def test_a_row_tuned_to_the_edge_of_a_grid_says_so() -> None:
     assert {line[0]: line[header.index(f"tuned to an edge {EDGE}")] for line in lines} == {"edge": "τ", "inside": ""}
     assert not any(EDGE in name for name in compare_table(grouped([inside]), "inside", {})[0])
     assert order_table(groups, {"paper": {"edge": [1.0], "inside": [2.0]}})[1][0][1:3] == ["inside", f"edge {EDGE}"]
-
-
-def test_a_model_as_it_is_was_not_trained_and_has_no_seed() -> None:
-    trained = [made("a", seed, [4.0 + seed]) for seed in (0, 1)]
-    read = made("b", 0, [4.0]) | {"train": {"updates": 0}}
-    header, lines = compare_table([group_of(trained), group_of([read]), group_of([made("c", 3, [4.0])])], "a", {})
-    found = {line[0]: (line[header.index("trained on")], line[header.index("seeds")]) for line in lines}
-    assert found["a"] == ("text", "2 seeds: 0, 1") and found["c"] == ("text", "seed 3")
-    assert found["b"] == ("not trained", "no seed: nothing was trained")
 
 
 def test_results_that_are_no_numbers_are_named_and_rank_last(tmp_path: Path) -> None:

@@ -10,12 +10,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.helpers.results import answered, made, scored
-from trime.errors import UserError
 from trime.report.comparison import compare_runs, joined_table
-from trime.report.report_runs import check_report, report_folder, report_several, writing_report
+from trime.report.report_runs import report_folder, report_several, writing_report
 from trime.report.results import keep_results
 from trime.report.run_result import run_from_json
-from trime.report.tables import text_facts, text_notes
 
 PUBLISHED = {"a paper": {"a": [50.0], "b": [40.0]}}
 
@@ -32,13 +30,7 @@ def configured(**settings: Any) -> Any:
     return OmegaConf.create({"against": "a", "published": PUBLISHED, "show_published": "auto", "figures": {}} | settings)
 
 
-TEXTS = [
-    {},
-    {"name": "another"},
-    {"fingerprint": "f2"},
-    {"vocabulary": 11},
-    {"test_hash": "of other pieces"},
-]
+TEXTS = [{}, {"name": "another"}, {"fingerprint": "f2"}, {"vocabulary": 11}, {"test_hash": "of other pieces"}]
 
 
 def test_runs_on_different_texts_share_no_table(tmp_path: Path) -> None:
@@ -56,18 +48,6 @@ def test_runs_on_different_texts_share_no_table(tmp_path: Path) -> None:
     assert "<pre>python cli.py -m experiment=a,b</pre>" in page and "The first made this report" in page
     lines = [*csv.DictReader((tmp_path / "reports" / "latest" / "table.csv").open())]
     assert len(lines) == 2 * len(texts) and {line["text"] for line in lines} == titles
-
-
-def test_a_text_says_what_it_is() -> None:
-    run = on({"tokens": {"test": 5000}, "unknown": {"test": 0.0812}, "path": "/books"}, "a", 4.0)
-    assert text_facts(scored(run)) == "text (f1, 10 symbols): 1,200 tokens of 5,000 of test scored, 8.1 % <unk>, in /books"
-    few, unknown = text_notes(scored(run))
-    assert "1,200 tokens: judge results by their intervals" in few and "8.1 % of test is <unk>" in unknown
-    run["metrics"]["test"][-1]["documents"] = [[400.0, 600], [400.0, 600]]
-    assert "1,200 tokens: a smoke test" in text_notes(scored(run))[0], "without an interval"
-    run["dataset"]["unknown"] = {"test": 0.001}
-    run["metrics"]["test"][-1] |= {"tokens": 10_000, "bootstrap_unit": "parts of 512 tokens"}
-    assert len(text_notes(scored(run))) == 1 and "few documents" in text_notes(scored(run))[0]
 
 
 @pytest.mark.parametrize(
@@ -117,12 +97,3 @@ def test_results_of_other_texts_are_kept_beside_one_another(tmp_path: Path) -> N
     assert len([*tmp_path.iterdir()]) == 4
     keep_results([scored(on({}, "a", 4.0))], tmp_path)  # as an earlier version has it, without the texts
     assert len([*tmp_path.iterdir()]) == 4
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [({"name": "../up"}, "a name"), ({"published": 3}, "report.published"), ({"figures": None}, "report.figures")],
-)
-def test_settings_that_would_fail_at_the_end_are_told_first(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        check_report(OmegaConf.create({"report": {"name": "x", "keep": None} | dict(configured()) | settings}))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.helpers.results import answered, made
+from tests.helpers.results import made
 from trime.errors import UserError
 from trime.report.results import CHECKSUM, distinct_runs, find_runs, keep_results, read_run, write_results
 from trime.report.run_result import is_run, run_from_json
@@ -37,14 +37,6 @@ def test_kept_results_of_every_version_are_read_without_loss() -> None:
     assert len(contents) > 500
     for content in contents:
         assert json.loads(json.dumps(run_from_json(content).to_json())) == content
-
-
-@pytest.mark.parametrize("content", ["[1]", "{}", json.dumps(made("a", 0, [4.0]) | {"dataset": 3})])
-def test_other_files_are_refused_in_one_line(content: str, tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(content)
-    with pytest.raises(UserError, match="results of a run") as refused:
-        read_run(tmp_path / "results.json")
-    assert "\n" not in str(refused.value) and ("dataset" in str(refused.value)) == ("dataset" in content)
 
 
 CHANGES = [("1.1", "1.2"), ("2.5", "2.6"), ("trime", "knn"), ('"seed": 3', '"seed": 4'), ("null", '"7"')]
@@ -113,15 +105,3 @@ def test_one_observation_is_counted_once(tmp_path: Path, capsys: pytest.CaptureF
     assert [(run.name, run.seed) for run in distinct] == [("a", 0), ("a", 2)]
     (line,) = capsys.readouterr().out.splitlines()
     assert "counted once" in line and "b seed 0 (of a seed 0)" in line and "a seed 1 (of a seed 0)" in line
-
-
-def test_the_same_share_of_other_questions_is_another_observation() -> None:
-    """Answers to questions of another seed, or of another model, may be as many by chance."""
-    run = answered("fifo", 8, 1.0) | {"questions": {"seed": 0, "path": "/a"}}
-    others = [
-        run | {"questions": {"seed": 1}},
-        run | {"small_model": {"steps": 5}},
-        run | {"small_model": {"steps": 5}, "seed": 1},
-    ]
-    runs = [run_from_json(content) for content in (run, *others, run | {"questions": {"seed": 0, "path": "/b"}})]
-    assert distinct_runs(runs) == runs[:-1]

@@ -1,14 +1,27 @@
-"""Tables as CSV hold plain numbers."""
+"""Tables, units and pictures of results: what a reader sees beside the numbers."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
+import warnings
+from pathlib import Path
 
-from tests.helpers.results import grouped, made, scored
-from trime.common.metrics import ResourceUsage, Usage, processor_ms
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from tests.helpers.results import answered, group_of, made
+from trime.common.metrics import ResourceUsage, Usage, bits, processor_ms
+from trime.report.answers import answers_panels
+from trime.report.canvas import memory_colours
 from trime.report.comparison import compare_table
-from trime.report.tables import run_table, to_csv
+from trime.report.page import sample_sections
+from trime.report.passages import WIDTH, Entry, Sample, SampledToken, entry_lines, save_passages
+from trime.report.run_result import AnsweringRun, ScoredText
+from trime.report.tables import to_csv
+from trime.stages.collect import with_bits
 
 
 def test_csv_holds_plain_numbers() -> None:
@@ -32,21 +45,6 @@ def test_csv_holds_plain_numbers() -> None:
     assert [line["search"] for line in read] == [line[4] for line in lines]
 
 
-def test_a_table_without_lines_has_its_header() -> None:
-    assert to_csv(["run", "test"], []) == "run,test\r\n"
-
-
-def test_speed_is_the_processors_time_or_nothing() -> None:
-    """Tokens a second fall when another job runs; results of earlier versions have no other measure."""
-    old, new = made("m", 0, [4.0]), made("m", 0, [4.0])
-    new["metrics"]["test"] = [new["metrics"]["test"][0] | {"processor_ms_per_token": 0.2836}]
-    header, (line,) = run_table(scored(new))
-    assert line[header.index("processor ms/token")] == "0.284"
-    compared, _ = compare_table(grouped([new]), "a", {})
-    assert "processor ms/token" in compared and not [title for title in (*header, *compared) if "/s" in title]
-    assert "processor ms/token" not in [*run_table(scored(old))[0], *compare_table(grouped([old]), "a", {})[0]]
-
-
 def test_processor_time_is_known_if_every_part_noted_it() -> None:
     usage = Usage()
     usage.add(ResourceUsage().note() | {"processor_seconds": 0.25})
@@ -54,3 +52,85 @@ def test_processor_time_is_known_if_every_part_noted_it() -> None:
     assert processor_ms(usage.processor_seconds, 1000) == {"processor_ms_per_token": 0.75}
     usage.add({"seconds": 1.0, "peak_memory_mb": 1.0})  # of an earlier version
     assert processor_ms(usage.processor_seconds, 1000) == {}
+
+
+def test_a_byte_is_no_character() -> None:
+    """Rows say what their tokens are; those of earlier versions say so by their keys."""
+    run, text = made("vanilla", 0, [2.0] * 12), ScoredText(tokens=5, bytes=5, documents=1)
+    row = run["metrics"]["test"][0]
+    for metric, value in (("perplexity", math.exp(2)), ("bits/char", bits(2.0)), ("bits/byte", bits(2.0))):
+        measured = with_bits(row, metric, text)
+        assert measured.metric_name == metric and measured.value == pytest.approx(value)
+        assert measured.bits_per_byte == bits(2.0) and (measured.bits_per_character is not None) is (metric == "bits/char")
+    run["metrics"]["test"] = [with_bits(row, "bits/byte", text).to_json()]
+    header, lines = compare_table([group_of([run])], "vanilla", {})
+    assert header.count("test bits/byte") == 1 and lines[0][header.index("test bits/byte")] == f"{bits(2.0):.3f}"
+
+
+def test_lines_join_runs_that_evict_and_what_keeps_everything_is_a_level() -> None:
+    policies = ["fifo", "h2o", "key_norm", "lfa c=0", "lfu", "lra_last", "lra_max", "lra_sum", "lru", "sink", "snapkv", "tova"]
+    runs = [answered(policy, size, 0.4) for policy in policies for size in (128, 512)]
+    (panel,) = answers_panels([AnsweringRun(**run) for run in (*runs, answered("fifo", 1024, 0.92))])
+    axis = Figure().subplots()
+    panel(axis)
+    lines = [container.lines[0] for container in axis.containers]
+    assert len(lines) == len(policies) and len({to_hex(line.get_color()) for line in lines}) == len(policies)
+    assert len({line.get_marker() for line in lines}) > 8 and all(max(line.get_xdata()) < 700 for line in lines)
+    (level,) = [line for line in axis.lines if line.get_linestyle() == "--"]
+    assert level.get_ydata()[0] == 92
+    assert all(container.has_yerr for container in axis.containers)
+    low, high = (end for _, end in axis.containers[0].lines[2][0].get_segments()[0])
+    assert 27 < low < 28 and 53 < high < 54, "Wilson's interval of 20 of 50"
+    assert all(len(line) <= 55 for line in axis.get_title().split("\n"))
+
+
+COLOURS = memory_colours(["vocabulary", "local", "external"])
+
+
+def token(shown: str, entry: str = "", **parts: float) -> SampledToken:
+    """Return a token with the parts of its probability; ``entry`` is the memory of its only entry."""
+    share = parts.get(entry, 0.0)
+    entries = [Entry(memory=entry, share=share, text="what stood before", place="a.txt, token 7")] if entry else []
+    return SampledToken(text=shown.strip(), shown=shown, probability=sum(parts.values()), parts=parts, entries=entries)
+
+
+@pytest.fixture()
+def sample() -> Sample:
+    return Sample(
+        document="a.txt",
+        row="trime",
+        before="what was\nread before",
+        tokens=[
+            token("the", vocabulary=0.3, local=0.0, external=0.0),
+            token(" $cat$", "external", vocabulary=0.1, local=0.1, external=0.3),
+            token("↵\n", vocabulary=0.0, local=0.5, external=0.0),
+            token("sat", "local", vocabulary=0.1, local=0.5, external=0.1),
+            token(" " + "long" * WIDTH, vocabulary=0.1, local=0.2, external=0.1),
+            token(" 漢", vocabulary=0.0, local=0.0, external=0.0),
+        ],
+    )
+
+
+def test_the_colour_the_part_and_the_entry_are_of_one_memory() -> None:
+    """A memory whose mass is spread over many neighbours is the largest, though another's single entry is larger."""
+    spread = token("word", "local", vocabulary=0.01, local=0.02, external=0.08)
+    neighbour = Entry(memory="external", share=0.0003, text="a neighbour", place="b.txt, token 9")
+    update = {"agreeing": {"external": (612, 1024)}, "entries": [*spread.entries, neighbour]}
+    spread = spread.model_copy(update=update)
+    sample = Sample(document="a", row="r", before="", tokens=[spread])
+    (_, (name, said)) = entry_lines(sample)
+    assert name.paper == COLOURS["external"]
+    assert said.text == " p = 0.11: 0.08 external (612 of 1,024 agree), …a neighbour (b.txt, token 9)"
+    (section,) = sample_sections([sample], "Test text")
+    (content,) = section.passages[0]["tokens"]
+    assert content["colour"] == COLOURS["external"] and content["entries"][0].memory == "external"
+    assert content["split"] == "vocabulary 0.0100, local 0.0200, external 0.0800 (612 of 1,024 agree)"
+
+
+def test_a_picture_is_drawn_of_any_text(sample: Sample, tmp_path: Path) -> None:
+    """Letters that the font lacks, and signs of formulas, are neither errors nor warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = save_passages([sample, sample], "two passages", tmp_path / "passages.png")
+    assert path.stat().st_size > 5000
+    assert {file.suffix for file in tmp_path.iterdir()} == {".png", ".svg", ".pdf"}

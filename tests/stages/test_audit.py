@@ -109,7 +109,9 @@ def test_stored_encodings_of_something_else_are_caught(honest: DictConfig, monke
         audit(Graph(honest))
 
 
-@pytest.mark.parametrize("setting", ["long.across_documents=true", "mixture.model.online=true"])
+@pytest.mark.parametrize(
+    "setting", ["long.across_documents=true", pytest.param("mixture.model.online=true", marks=pytest.mark.slow)]
+)
 def test_documents_that_are_not_bounded_are_reported(
     setting: str, honest: DictConfig, tiny: Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,14 +123,21 @@ def test_documents_that_are_not_bounded_are_reported(
 
 def test_test_text_in_the_datastore_is_caught(tiny: Tiny, text_folder: Path) -> None:
     shutil.copy(text_folder / "test" / "1.txt", text_folder / "train" / "9.txt")
-    config = tiny("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", "datastore.tokens=null", "index.k=8")
+    config = tiny(
+        "experiment=knn_lm",
+        "dataset=folder",
+        f"dataset.path={text_folder}",
+        "datastore.tokens=null",
+        "index.k=8",
+        "mixture=none",
+    )
     run(config)
     with pytest.raises(UserError, match="are in the datastore"):
         audit(Graph(config))
 
 
 def test_a_datastore_of_the_test_text_must_hide_each_documents_own(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny(*OPTIONS, "datastore.split=test", "index.k=8")
+    config = tiny(*OPTIONS, "mixture=none", "datastore.split=test", "index.k=8")
     run(config)
     assert audit(Graph(config))["datastore_is_the_test_text"]
     entries = KNNMemory.entries

@@ -13,9 +13,9 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from tests.helpers.runs import SharedRun
 from trime.decoding.attribution import Entries, grid_attribution
 from trime.decoding.generation import TokenSampler
-from trime.errors import UserError
 from trime.lab.runner import run
 from trime.models.pretrained.answering import greedy
 from trime.scoring.mixture_spec import MixtureSpec
@@ -31,47 +31,31 @@ SHORT = [
     "tune.temperature=[1.5]",
     "tune.interpolation_temperature=[1.0]",
 ]
-FITTED = [
-    ["experiment=trime_ext", "tune.memory_size=[24]"],
-    ["experiment=trime_long", "tune.memory_size=[24]", "eviction=lra_sum"],
-    ["experiment=trime_long", "tune.memory_size=[24]", "mixture.model.online=true", "mixture.model.online_rate=0.1"],
-    ["experiment=cache", "mixture=calibrated", "evaluate.memories=[local,ngram]"],
-    ["experiment=trime_xl", "evaluate.memories=[local,ngram,ngram_document]"],
-    ["experiment=knn_lm", "mixture.model.history=[]", "evaluate.memories=[external,ngram_document]"],
-]
-COUNTED = [  # counts have no temperature, in any row
-    ["experiment=trime", "mixture=joint", "evaluate.memories=[local,ngram]"],
-    ["experiment=cache", "mixture=interpolated", "evaluate.memories=[local,ngram_document]"],
-]
-PLAIN = [
-    ["experiment=vanilla"],
-    ["experiment=cache"],
-    ["experiment=trime"],
-    ["experiment=trime_long", "tune.memory_size=[24]"],
-    ["experiment=trime_ext"],
-]
-PAPERS = [
-    ["experiment=knn_lm_cache"],
-    ["experiment=trime_long", "tune.memory_size=[24]", "model.gate=true"],
-    ["experiment=trime_long", "tune.memory_size=[24]", "similarity=l2"],
-    ["experiment=trime_ext", "similarity=cosine"],
-    ["experiment=trime_long", "tune.memory_size=[24]", "eviction=lra_sum"],
-    ["experiment=trime_ext", "long.across_documents=true", "evaluate.scaled_interpolation=false"],
-    ["experiment=memorizing"],
-    ["experiment=trime_xl"],
-]
 KINDS = [
-    *FITTED,
-    *COUNTED,
-    *([*options, "mixture.kind=none"] for options in PAPERS),
-    *(pytest.param([*options, "mixture.kind=none"], marks=pytest.mark.slow) for options in PLAIN),  # code of the others, too
+    "trime_ext tune.memory_size=[24]",
+    "trime_long tune.memory_size=[24] mixture.model.online=true mixture.model.online_rate=0.1",
+    "trime mixture=joint evaluate.memories=[local,ngram]",  # counts have no temperature, in any row
+    "cache mixture=calibrated evaluate.memories=[local,ngram_document]",
+    "knn_lm_cache mixture.kind=none similarity=l2",
+    "memorizing mixture.kind=none",
+]
+MORE = [
+    "trime_long tune.memory_size=[24] eviction=lra_sum",
+    "trime_xl evaluate.memories=[local,ngram,ngram_document]",
+    "knn_lm mixture.model.history=[] evaluate.memories=[external,ngram_document]",
+    "cache mixture=interpolated evaluate.memories=[local,ngram_document]",
+    "trime_long tune.memory_size=[24] model.gate=true mixture.kind=none",
+    "trime_ext similarity=cosine mixture.kind=none",
+    "trime_ext long.across_documents=true evaluate.scaled_interpolation=false mixture.kind=none",
+    "trime_ext mixture.kind=none",
+    "vanilla mixture.kind=none",
 ]
 
 
-@pytest.mark.parametrize("options", KINDS, ids=lambda options: " ".join(option.split("=")[-1] for option in options))
-def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -> None:
+@pytest.mark.parametrize("options", [*KINDS, *(pytest.param(options, marks=pytest.mark.slow) for options in MORE)])
+def test_probabilities_are_those_of_evaluation(options: str, tiny: Tiny) -> None:
     """Token by token, each document of the test split is scored as a text of its own."""
-    config = tiny(*options, *SHORT)
+    config = tiny(*f"experiment={options}".split(), *SHORT)
     if config.long.across_documents:
         config.evaluate.tokens = 100
     run(config)
@@ -89,7 +73,7 @@ def test_probabilities_are_those_of_evaluation(options: list[str], tiny: Tiny) -
         assert total == pytest.approx(loss, rel=1e-4)
 
 
-@pytest.mark.parametrize("memories", ["local,long", "local", "local,ngram_document"])
+@pytest.mark.parametrize("memories", ["local,long", pytest.param("local,ngram_document", marks=pytest.mark.slow)])
 def test_a_text_read_at_once_is_read_as_token_by_token(memories: str, tiny: Tiny) -> None:
     """A history that decays ignores windows that are long past."""
     config = tiny("experiment=trime_long", *SHORT, "mixture.model.history=[0.0]", f"evaluate.memories=[{memories}]")
@@ -108,11 +92,14 @@ def test_a_text_read_at_once_is_read_as_token_by_token(memories: str, tiny: Tiny
 
 @pytest.mark.parametrize(
     "experiment, overrides",
-    [("memorizing", []), ("memorizing", ["model.backbone.memory.per_head=true", "eviction=lra_sum"]), ("trime_xl", [])],
+    [
+        ("memorizing", ["model.backbone.memory.per_head=true", "eviction=lra_sum"]),
+        pytest.param("trime_xl", [], marks=pytest.mark.slow),
+    ],
 )
 def test_attention_of_layers_is_explained(experiment: str, overrides: list[str], tiny: Tiny, tmp_path: Path) -> None:
     """Memorizing: the shares of all entries sum to the gate's mean. Transformer-XL without a query: every place the same."""
-    config = tiny(f"experiment={experiment}", *SHORT, "explain=true", *overrides)
+    config = tiny(f"experiment={experiment}", *SHORT, "mixture=none", "explain=true", *overrides)
     run(config)
     writer = Writer(Graph(config))
     attentions, words = writer.continuation.network.backbone.attentions, "import os\nos.path.join(name)\n" * 40
@@ -187,23 +174,19 @@ def test_choices() -> None:
 
 
 def test_a_prompt_is_continued_and_explained(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    language: SharedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["experiment=trime_ext", *SHORT]
-    run(tiny(*options))
-    prompt = tmp_path / "prompt.txt"
+    copied, prompt = language.copy(tmp_path / "outputs"), tmp_path / "prompt.txt"
     prompt.write_text("import os\ndef close(self):\n    if self.closed:\n        return")
-    capsys.readouterr()
-    config = tiny(*options, "stages=[generate]", f"prompt_file={prompt}", "explain=true", "generate.max_new_tokens=8")
+    config = copied.config
+    config.stages, config.prompt_file, config.explain, config.generate.max_new_tokens = ["generate"], str(prompt), True, 6
     run(config)
-    output = capsys.readouterr().out
-    folder = Graph(config).run_folder
-    (first,) = folder.glob("generated-*.json")
+    (first,) = copied.folder.glob("generated-*.json")
     found = json.loads(first.read_text())
-    assert len(found["tokens"]) == 8 and found["prompt"] == prompt.read_text() and "prompt of 17 tokens" in output
+    assert len(found["tokens"]) == 6 and found["prompt"] == prompt.read_text()
+    assert "prompt of 17 tokens" in capsys.readouterr().out
     for token in found["tokens"]:
         assert sum(token["parts"].values()) == pytest.approx(token["probability"], abs=1e-6)
-        assert set(token["parts"]) == {"vocabulary", "local", "long", "external"}
         largest = max({*token["parts"]} - {"vocabulary"}, key=token["parts"].__getitem__)
         order = [(entry["memory"] != largest, -entry["share"]) for entry in token["entries"]]
         assert order == sorted(order) and sum(entry["share"] for entry in token["entries"]) <= token["probability"] + 1e-6
@@ -211,11 +194,10 @@ def test_a_prompt_is_continued_and_explained(
             assert entry["text"].endswith(token["text"].strip()) and entry["share"] <= token["parts"][entry["memory"]] + 1e-6
     assert any(".py, token" in entry["place"] for token in found["tokens"] for entry in token["entries"])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.read_bytes())))
-    run(tiny(*options, "stages=[generate]", "generate.max_new_tokens=8"))
-    (second,) = set(folder.glob("generated-*.json")) - {first}
-    again = json.loads(second.read_text())
-    assert again["text"] == found["text"], "the same seed draws the same"
-    assert Writer(Graph(config)).row.memories == {"local", "long", "external"}
+    config.prompt_file, config.explain = None, False
+    run(config)
+    (second,) = set(copied.folder.glob("generated-*.json")) - {first}
+    assert json.loads(second.read_text())["text"] == found["text"], "the same seed draws the same"
 
 
 def test_what_is_shown_grows_into_the_text() -> None:
@@ -233,8 +215,13 @@ def test_what_is_shown_grows_into_the_text() -> None:
     assert printed == "the dog. caf\N{LATIN SMALL LETTER E WITH ACUTE}"
 
 
-@pytest.mark.parametrize("experiment, more", [("attendre_decoder", ["model.query_size=4"]), ("attendre_encdec", [])])
-@pytest.mark.parametrize("end", ["flush", "drain"])
+@pytest.mark.parametrize(
+    "experiment, more, end",
+    [
+        ("attendre_decoder", ["model.query_size=4"], "drain"),
+        pytest.param("attendre_encdec", [], "flush", marks=pytest.mark.slow),
+    ],
+)
 def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], end: str, tiny: Tiny, tmp_path: Path) -> None:
     """Its likeliest tokens are those of its answers; attention's shares are a distribution over places of the text."""
     pytest.importorskip("transformers", reason="transformers is not installed")
@@ -264,27 +251,3 @@ def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], 
     (file,) = (tmp_path / "runs" / experiment).glob("generated-*.json")
     found = json.loads(file.read_text())
     assert all(len(token["entries"]) == 2 and token["entries"][0]["text"] for token in found["tokens"])
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["prompt_file=/nowhere/at/all"], "prompt_file=/nowhere"),
-        (["generate.top_p=0"], "generate.top_p=0"),
-        (["generate.temperature=-1"], "generate.temperature"),
-        (["generate.max_new_tokens=0"], "generate.max_new_tokens"),
-        (["seed=77"], "add prepare|add fit|add tune"),
-    ],
-)
-def test_mistakes(options: list[str], message: str, tiny: Tiny, tmp_path: Path) -> None:
-    prompt = tmp_path / "prompt.txt"
-    prompt.write_text("import os")
-    place = [] if "prompt_file" in options[0] else [f"prompt_file={prompt}"]
-    with pytest.raises(UserError, match=message):
-        run(tiny("experiment=trime", "stages=[generate]", *place, *options))
-
-
-def test_an_empty_prompt_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text(" \n")
-    with pytest.raises(UserError, match="prompt is empty"):
-        run(tiny("experiment=trime", "stages=[generate]", f"prompt_file={tmp_path}/empty.txt"))

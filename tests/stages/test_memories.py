@@ -11,8 +11,6 @@ import pytest
 from omegaconf import DictConfig
 
 import trime
-from tests.conftest import composed
-from trime.errors import UserError
 from trime.lab.runner import run
 from trime.report.run_result import run_from_json
 from trime.report.tables import run_table
@@ -86,6 +84,7 @@ def test_their_masses_are_those_of_each_alone(two: tuple[Graph, Path]) -> None:
         assert len(memory.nearest.store) == stored.index.summary()["entries"]
 
 
+@pytest.mark.slow
 def test_a_bundle_has_both_and_explains_by_both(two: tuple[Graph, Path], tmp_path: Path) -> None:
     graph, folder = two
     graph.config.stages, graph.config.export.path = ["export"], f"{tmp_path}/bundle"
@@ -111,33 +110,3 @@ def test_both_are_audited(two: tuple[Graph, Path]) -> None:
     graph, _ = two
     results: dict[str, Any] = audit(graph)
     assert results["test_documents_in_datastore"] and not results["datastore_is_the_test_text"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ([f"+{OTHER}.index={{kk: 3}}"], "test_memories.external_other.index.kk"),
-        ([f"+{OTHER}.index={{k: 0}}"], "test_memories.external_other.index.k=0"),
-        ([f"+{OTHER}.index={{metric: l2}}"], "external_other compares"),
-        ([f"+{OTHER}.datastore={{block: 0}}"], "test_memories.external_other.datastore.block=0"),
-        (
-            ["+test_memories.one_more={_target_: trime.memory.inference.local.Nowhere}", "evaluate.rows=[{joint: [one_more]}]"],
-            "one_more",
-        ),
-    ],
-)
-def test_mistakes_name_the_memory(settings: list[str], named: str) -> None:
-    rows = "evaluate.rows=[{joint: []},{joint: [external, external_other]}]"
-    with pytest.raises(UserError) as error:
-        check(composed("experiment=trime_ext", "dataset=stdlib_tiny", *SECOND, rows, *settings))
-    assert named in str(error.value) and "\n" not in str(error.value)
-
-
-def test_memories_of_different_sizes_are_not_tuned_together() -> None:
-    longer = [
-        "+test_memories@test_memories.longer=long",
-        "test_memories.longer.sizes=[8,16]",
-        "evaluate.rows=[{joint: [long, longer]}]",
-    ]
-    with pytest.raises(UserError, match="long and longer"):
-        check(composed("experiment=trime_long", "dataset=stdlib_tiny", *longer))

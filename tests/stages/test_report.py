@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from tests.conftest import NO_PICTURES, composed
+from tests.conftest import NO_PICTURES
 from tests.helpers.results import made, scored
+from tests.helpers.runs import SharedRun
 from trime.lab import command_line, log_results
-from trime.lab.baseline import is_own
 from trime.lab.runner import run
 from trime.report.results import read_run, write_results
 from trime.report.run_result import ScoredRun
@@ -26,7 +26,7 @@ Tiny = Callable[..., DictConfig]
 
 def test_a_later_command_does_not_change_what_made_the_results(tiny: Tiny, tmp_path: Path) -> None:
     """It adds its analysis; results of another evaluation have their own provenance."""
-    words = ["experiment=trime", f"paths.outputs={tmp_path}"]
+    words = ["experiment=trime", "mixture=none", f"paths.outputs={tmp_path}"]
     run(tiny(*words))
     file = Graph(tiny(*words)).run_folder / "results.json"
     earlier = {"created": "2000-01-01T00:00:00+00:00", "command": "python cli.py experiment=trime", "commit": "abc"}
@@ -43,7 +43,7 @@ def test_results_come_before_what_decorates_them(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An interruption while passages are drawn leaves a finished run, and the same command completes its page."""
-    config = tiny("experiment=trime", f"paths.outputs={tmp_path}", "report.samples.passages=1")
+    config = tiny("experiment=trime", "mixture=none", f"paths.outputs={tmp_path}", "report.samples.passages=1")
     folder = Graph(config).run_folder
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Samples, "passage", interrupt)
@@ -52,7 +52,7 @@ def test_results_come_before_what_decorates_them(
     assert f"results: {folder / 'results.json'}" in capsys.readouterr().out and not (folder / "page.html").exists()
     run(config)
     assert "Test text, scored" in (folder / "page.html").read_text()
-    more = ["report.samples.passages=1", "report.samples.minutes=null"]
+    more = ["mixture=none", "report.samples.passages=1", "report.samples.minutes=null"]
     another = samples_of(Graph(tiny("experiment=trime", f"paths.outputs={tmp_path}", *more)))
     assert another is not None
     assert "minutes" not in str(another.identity()), "time decides how many are drawn by a command, not what they are"
@@ -78,24 +78,7 @@ def test_a_logger_that_is_added_later_gets_the_results(tmp_path: Path, monkeypat
     assert logged == [("csv", 1.0), ("csv", 2.0)]
 
 
-def test_stages_have_durations(tiny: Tiny) -> None:
-    config = tiny("experiment=knn_lm")
-    run(config)
-    durations = json.loads((Graph(config).run_folder / "results.json").read_text())["durations"]
-    assert {"prepare", "fit", "encode", "datastore", "tune", "evaluate"} == durations.keys()
-    assert durations["fit"] > 0 and all(seconds >= 0 for seconds in durations.values())
-
-
-@pytest.mark.parametrize(("experiment", "said"), [("trime", True), ("knn_lm", False)])
-def test_the_first_row_is_not_taken_for_a_baseline(
-    experiment: str, said: bool, tiny: Tiny, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Only the vocabulary of a model that was trained with a memory is none."""
-    run(tiny(f"experiment={experiment}"))
-    shown = capsys.readouterr().out
-    assert ("not a baseline" in shown) == said and "smoke test" in shown and "tokens of" in shown
-
-
+@pytest.mark.slow
 def test_a_run_is_compared_with_its_baseline(
     session_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,33 +96,19 @@ def test_a_run_is_compared_with_its_baseline(
     assert "memory.temperature" not in json.loads(file.read_text())["command"]
 
 
-def test_what_a_baseline_takes_over() -> None:
-    own = ["experiment", "memory", "memory.metric", "neighbours", "neighbours.exclude", "name", "evaluate.rows"]
-    shared = ["seed", "train.updates", "dataset", "dataset.path", "evaluate.tokens", "test_memories@test_memories.other"]
-    config = composed("experiment=trime_long")
-    assert all(is_own(key, config) for key in [*own, "long.across_documents"]) and not any(
-        is_own(key, config) for key in shared
-    )
-
-
-@pytest.mark.parametrize("mixture", ["none", "adaptive"])
-def test_every_scored_token_is_written(mixture: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_scored_token_is_written(language: SharedRun) -> None:
     """Its parts sum to its probability, weights to one, and log-probabilities to the loss."""
-    config = tiny("experiment=trime_ext", f"mixture={mixture}", "evaluate.per_token=true")
-    run(config)
-    graph = Graph(config)
-    file = graph.run_folder / "tokens.jsonl"
-    assert str(file) in capsys.readouterr().out and "tokens.jsonl" in (graph.run_folder / "page.html").read_text()
+    graph, file = language.graph, language.folder / "tokens.jsonl"
+    assert str(file) in language.printed and "tokens.jsonl" in (language.folder / "page.html").read_text()
+    assert "not a baseline" in language.printed, "the vocabulary of a model that was trained with a memory is none"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    row = json.loads((graph.run_folder / "results.json").read_text())["metrics"]["test"][-1]
+    row = language.results["metrics"]["test"][-1]
     assert len(lines) == row["tokens"]
     assert -sum(line["log_probability"] for line in lines) / len(lines) == pytest.approx(row["loss"], abs=1e-5)
     for line in lines:
         assert sum(line["parts"].values()) == pytest.approx(math.exp(line["log_probability"]), abs=1e-5)
-        assert min(line["parts"].values()) > -1e-5
-        assert (line["weights"] == {}) if mixture == "none" else sum(line["weights"].values()) == pytest.approx(1, abs=1e-5)
-    corpus = graph.evaluated_corpus.corpus()
+        assert min(line["parts"].values()) > -1e-5 and sum(line["weights"].values()) == pytest.approx(1, abs=1e-5)
+    corpus, line = graph.evaluated_corpus.corpus(), lines[len(lines) // 2]
     text, names = corpus.split("test"), corpus.names("test")
-    line = lines[len(lines) // 2]
     first = text.offsets[names.index(line["document"])]
     assert corpus.vocabulary.symbols[int(text.tokens[first + line["position"]])] == line["token"]

@@ -37,18 +37,13 @@ def figures(config: DictConfig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("experiment=trime_all_ngram",),
-        ("experiment=cache_long", "long.across_documents=true", "mixture=none"),
         ("experiment=trime_long", "eviction=lra_sum", "mixture.model.online=true"),
-        ("experiment=cache", "mixture=none"),
+        ("experiment=cache_long", "long.across_documents=true", "mixture=none"),
+        pytest.param(("experiment=trime_all_ngram",), marks=pytest.mark.slow),
     ],
 )
 def test_parts_give_the_figures_of_one_pass(
-    words: tuple[str, ...],
-    tiny: Callable[..., DictConfig],
-    text_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...], tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "dataset=folder", f"dataset.path={text_folder}"
     config = tiny(*words, *text, f"paths.outputs={tmp_path}/outputs", f"stages=[{STAGES}]")

@@ -40,10 +40,6 @@ class Rates(pl.Callback):
         self.seen.append((rate, module.schedule(trainer.global_step)))
 
 
-class Broken:
-    """No callback."""
-
-
 def test_learning_rates_are_the_schedules_to_the_last_bit(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With accumulation, over a whole cosine, and where a killed training resumes."""
     config = tiny(
@@ -59,6 +55,7 @@ def test_learning_rates_are_the_schedules_to_the_last_bit(tiny: Tiny, tmp_path: 
     assert Rates.seen[4] == Rates.seen[5] and len({used for used, _ in Rates.seen}) == 9
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python of docs/python.md, block after block; what it leaves behind resumes and is found again."""
     page = (ROOT / "docs" / "python.md").read_text()
@@ -100,15 +97,6 @@ def test_a_data_module_makes_its_corpus_once(text_folder: Path, tmp_path: Path) 
         text_module(text_folder, text_folder).prepare_data()
 
 
-def test_a_data_module_needs_a_number_of_updates(text_folder: Path, tmp_path: Path) -> None:
-    data = text_module(text_folder, tmp_path / "corpus")
-    data.prepare_data()
-    data.setup("fit")
-    data.trainer = pl.Trainer(max_epochs=3, logger=False, accelerator="cpu")
-    with pytest.raises(UserError, match="max_steps"):
-        data.train_dataloader()
-
-
 def test_callbacks_loggers_and_arguments_come_from_settings(tiny: Tiny, tmp_path: Path) -> None:
     """They reach the trainer; those that may change the model enter its hash, a logger does not."""
     fixed = ("experiment=vanilla", "dataset.modules=20", f"paths.outputs={tmp_path}")
@@ -142,7 +130,7 @@ def test_training_may_stop_early(tiny: Tiny, tmp_path: Path) -> None:
     assert report["updates"] == report["kept_update"] == 4
 
 
-@pytest.mark.parametrize("argument", ["limit_train_batches", "overfit_batches"])
+@pytest.mark.parametrize("argument", ["limit_train_batches", pytest.param("overfit_batches", marks=pytest.mark.slow)])
 def test_epochs_of_few_batches(argument: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Validations and checkpoints are by updates all the same, and a killed training resumes to the same weights."""
     options = (
@@ -160,6 +148,7 @@ def test_epochs_of_few_batches(argument: str, tiny: Tiny, tmp_path: Path, monkey
     assert validated == [3, 6]
 
 
+@pytest.mark.slow
 def test_several_processes_log_once(tiny: Tiny, tmp_path: Path) -> None:
     """A callback that needs a logger finds one in every process."""
     devices = ("trainer.devices=2", "trainer.accelerator=cpu", "train.log_every=1", f"paths.outputs={tmp_path}")
@@ -175,29 +164,3 @@ def test_a_checkpoint_without_a_scheduler_is_refused() -> None:
     check_scheduler_state({})  # weights alone
     with pytest.raises(UserError, match="older version"):
         check_scheduler_state({"lr_schedulers": []})
-
-
-def test_a_profile_is_shown(tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    train(tiny("experiment=vanilla", "dataset.modules=20", "+trainer.extra.profiler=simple", f"paths.outputs={tmp_path}"))
-    assert "run_training_epoch" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("+trainer.extra.limit_valid_batches=2", "trainer.extra.limit_valid_batches: is it trainer.extra.limit_val_batches"),
-        ("+trainer.devies=2", "trainer.devies: is it trainer.devices"),
-        ("+trainer.extra.max_steps=3", "trainer.extra.max_steps: .* train.updates"),
-        ("+trainer.extra.accumulate_grad_batches=3", "train.accumulate"),
-        ("+trainer.extra.gradient_clip_val=1", "train.clip_norm"),
-        ("+trainer.extra.limit_val_batches=many", "trainer.extra.limit_val_batches=many"),
-        ("+callbacks.lr=3", "callbacks.lr=3: .*_target_"),
-        ("+callbacks.lr={_target_: nowhere.Lr}", "callbacks.lr._target_=nowhere.Lr"),
-        (f"+callbacks.lr={{_target_: {__name__}.Broken}}", "callbacks.lr: .* not a Lightning callback"),
-        ("+logger.lightning.x={_target_: pytorch_lightning.loggers.CSVLogger, nam: y}", "logger.lightning.x.nam"),
-    ],
-)
-def test_what_the_trainer_cannot_take_is_one_line(override: str, message: str, tiny: Tiny) -> None:
-    with pytest.raises(UserError, match=message) as refused:
-        check(tiny("experiment=vanilla", override))
-    assert "\n" not in str(refused.value)

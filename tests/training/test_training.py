@@ -5,11 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,7 +132,10 @@ SHORT = (
 )
 
 
-@pytest.mark.parametrize("experiment", ["trime_ext", "trime_long", "memorizing", "srupp_trime_long"])
+@pytest.mark.parametrize(
+    "experiment",
+    ["trime_ext", "srupp_trime_long", *(pytest.param(name, marks=pytest.mark.slow) for name in ("trime_long", "memorizing"))],
+)
 def test_a_resumed_run_equals_an_uninterrupted_run(
     experiment: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,10 +159,8 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     assert histories[0] == histories[1] and not (Graph(broken).model.path() / "checkpoints").exists()
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("vanilla", "trime_long", "srupp_trime_long", "memorizing")]
-
-
-@pytest.mark.parametrize("experiment", ["trime_ext", *OTHERS])
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["trime_ext", "vanilla", "trime_long", "srupp_trime_long", "memorizing"])
 def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     """Memory spans the processes, even where a batch cannot be divided evenly; results are those of one process."""
     options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
@@ -186,10 +185,8 @@ def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_p
     assert validations[0] == pytest.approx(validations[1], abs=1e-4) and validations[0]
 
 
-@pytest.mark.parametrize(
-    ("experiment", "before", "after"),
-    [("memorizing", 2, 1), pytest.param("srupp_trime_long", 1, 2, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("experiment", "before", "after"), [("memorizing", 2, 1), ("srupp_trime_long", 1, 2)])
 def test_training_resumes_with_another_number_of_processes(
     experiment: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,12 +199,13 @@ def test_training_resumes_with_another_number_of_processes(
     assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")) < 5e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "optimizer", "before", "after"),
     [
         ("trime_ext", "fairseq_adam", 2, 1),
-        pytest.param("srupp_trime_long", "radam", 1, 2, marks=pytest.mark.slow),
-        pytest.param("memorizing", "nag", 2, 2, marks=pytest.mark.slow),
+        ("srupp_trime_long", "radam", 1, 2),
+        ("memorizing", "nag", 2, 2),
     ],
 )
 def test_sharded_training_makes_the_model_of_one_process(
@@ -263,51 +261,12 @@ def test_two_machines_train_the_model_of_one(tiny: Tiny, session_folder: Path, t
     assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")) < 5e-5
 
 
-def test_several_machines_must_know_one_another(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="MASTER_ADDR and MASTER_PORT and NODE_RANK"):
-        train(tiny("experiment=vanilla", "trainer.num_nodes=2", f"paths.outputs={tmp_path}"))
-
-
 def test_a_non_finite_loss_is_an_error_with_advice(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(
         "experiment=vanilla", "schedule.peak=1e30", "train.clip_norm=0", "train.updates=20", f"paths.outputs={tmp_path}"
     )
     with pytest.raises(UserError, match=r"schedule\.peak"):
         train(config)
-
-
-@pytest.mark.slow
-def test_kill_9_at_any_moment_loses_nothing(tiny: Tiny, session_folder: Path, tmp_path: Path) -> None:
-    """A full run that is killed repeatedly ends with the results of an uninterrupted one."""
-    options = [
-        "experiment=trime_ext",
-        "size=tiny",
-        "logger=none",
-        "dataset.modules=30",
-        "train.updates=60",
-        "train.checkpoint_every=5",
-        "train.validate_every=20",
-        "evaluate.tokens=300",
-        "datastore.tokens=3000",
-    ]
-    command = [
-        sys.executable,
-        str(ROOT / "cli.py"),
-        *options,
-        f"paths.data={session_folder}/data",
-        f"paths.outputs={tmp_path}/killed",
-    ]
-    marks = ["artefacts/fit-*.partial/checkpoints/*.ckpt", "artefacts/encode-*", "runs/*/*/results.json"]
-    for mark in marks[:2]:
-        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            while process.poll() is None and not any((tmp_path / "killed").glob(mark)):
-                time.sleep(0.02)
-            os.kill(process.pid, signal.SIGKILL) if process.poll() is None else None
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    subprocess.run([*command[:-1], f"paths.outputs={tmp_path}/whole"], cwd=tmp_path, check=True, capture_output=True)
-    files = [next((tmp_path / name).glob("artefacts/evaluate-*/rows.json")) for name in ("killed", "whole")]
-    losses = [[row["loss"] for row in json.loads(file.read_text())] for file in files]
-    assert losses[0] == losses[1]
 
 
 def objectives(config: DictConfig) -> dict[int, float]:

@@ -71,9 +71,10 @@ def test_no_tensor_grows_faster_than_n(kind: str, visibility: Any, monkeypatch: 
 LARGE = 16384
 
 
+@pytest.mark.slow
 def test_peak_memory_is_far_below_one_matrix() -> None:
     """In a separate process, for memory that other tests freed would be used; large enough that blocks are small."""
-    command = [sys.executable, "-c", "from tests.memory.test_growth import extra; print(extra())"]
+    command = [sys.executable, "-c", "from tests.memory.inference.test_growth import extra; print(extra())"]
     more = int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()[-1])
     direct = LARGE * LARGE * 4
     assert more < direct / 4, f"{more / 2**20:.0f} MiB more; one [n, n] matrix has {direct / 2**20:.0f}"

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from trime.common.types import Contexts, LogMass, TokenPosition
-from trime.errors import UserError
 from trime.memory.inference import ngrams
 from trime.memory.inference.base import Window
 from trime.memory.inference.ngrams import DocumentNgrams, Ngrams, SuffixArray, TextNgrams
@@ -158,8 +157,3 @@ def test_the_suffix_array_is_sorted(dtype: type) -> None:
     assert stored.tolist() == [*tokens[:700], WORDS, *tokens[700:], WORDS] and array.ends.tolist() == [700, 2001]
     assert sorted(order.tolist()) == list(range(2002))
     assert all(stored[a:].tolist() < stored[b:].tolist() for a, b in pairwise(order.tolist()))
-
-
-def test_orders_must_rise() -> None:
-    with pytest.raises(UserError, match="rising"):
-        DocumentNgrams([2, 1])

@@ -16,7 +16,7 @@ from tests.helpers.stores import QUERY, blocks, divided, stored
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.memory.retrieval.ivf import IVFSearch
-from trime.memory.retrieval.ray_cluster import RaySearch, RayWorker
+from trime.memory.retrieval.ray_cluster import RaySearch
 from trime.memory.retrieval.search import ExactSearch
 from trime.stages.graph import Graph
 
@@ -29,16 +29,7 @@ def shut_down_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-def test_a_worker_on_a_gpu_leaves_the_precision_of_products_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared: list[None] = []
-    monkeypatch.setattr("trime.memory.retrieval.ray_cluster.prepare_cpu", lambda: prepared.append(None))
-    monkeypatch.setattr("trime.memory.retrieval.ray_cluster.use_threads", lambda cores: None)
-    part = divided(stored(tmp_path), 2, "Cells16", "ip")[0]
-    for device, times in (("cuda", 0), ("cpu", 1)):
-        RayWorker(part, 1, device, 1)
-        assert len(prepared) == times
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [pytest.param(None, marks=pytest.mark.slow), "Cells16"])
 def test_workers_answer_as_one_index(factory: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when a worker is killed; a worker that restarts and does not find its part raises an error."""
@@ -95,6 +86,7 @@ def losses_of(config: DictConfig) -> list[float]:
     return [row["loss"] for row in results["metrics"]["test"]]
 
 
+@pytest.mark.slow
 def test_a_wrong_address_is_an_error(tiny: Callable[..., DictConfig]) -> None:
     ray.shutdown()
     with pytest.raises(UserError, match="no Ray cluster answers"):

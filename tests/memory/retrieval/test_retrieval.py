@@ -12,7 +12,6 @@ import torch
 
 from tests.helpers.stores import KEYS, QUERY, blocks, built, folder_of, stored
 from trime.common.types import Contexts, TokenPosition
-from trime.errors import UserError
 from trime.memory.retrieval import faiss_index
 from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, retrieved_mass
 from trime.memory.retrieval.faiss_index import FaissBuilder, FaissSearch
@@ -81,14 +80,6 @@ def test_a_flat_index_is_exact_search(metric: str, tmp_path: Path) -> None:
     assert flat.kind == exact.kind == "exact"
     for ours, theirs in zip(flat.nearest(QUERY, 12), exact.nearest(QUERY, 12), strict=True):
         assert torch.allclose(ours.double(), theirs.double(), atol=1e-4)
-
-
-@pytest.mark.parametrize("factory", ["IVF16_Flat", "PCA4_IVF16_Flat"])
-def test_more_probed_cells_find_more(factory: str, tmp_path: Path) -> None:
-    """Also where the dimensions of keys are reduced first."""
-    build(blocks, factory, "l2", tmp_path)
-    one, all_ = (FaissSearch(tmp_path / "index.faiss", "l2", nprobe).nearest(QUERY, 20)[0] for nprobe in (1, 16))
-    assert (one <= all_).all() and (one < all_).any(1).float().mean() > 0.5
 
 
 def test_queries_that_come_twice_are_searched_once() -> None:
@@ -165,27 +156,6 @@ def test_numbers_missing_in_a_factory_string_are_filled_in() -> None:
         if factory and not factory.startswith("Cells"):
             builder_of(factory).check(10**6, 128, "ip")
     assert complete_factory("IVF_Flat", 200, 16) == "IVF5_Flat"
-
-
-def test_bad_cells_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="fewer cells"):
-        builder_of("Cells1024").check(3000, 24, "ip")
-    with pytest.raises(UserError, match="fewer cells"):
-        builder_of("IVF1024_SQ8").check(3000, 24, "ip")
-    with pytest.raises(UserError, match="24 dimensions"):
-        builder_of("PCA25_IVF16_SQ8").check(3000, 24, "ip")
-    build(blocks, "Cells16", "ip", tmp_path)
-    (tmp_path / "key.npy").write_bytes((tmp_path / "key.npy").read_bytes()[:9000])
-    with pytest.raises(UserError, match="run stage datastore"):
-        IVFSearch(tmp_path, "ip", 1)
-
-
-def test_faiss_without_a_device_is_an_error(tmp_path: Path) -> None:
-    build(blocks, "Flat", "ip", tmp_path)
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    with pytest.raises(UserError, match="faiss-gpu"):
-        FaissSearch(tmp_path / "index.faiss", "ip", 1, "cuda")
 
 
 def test_the_mass_of_entries_is_that_of_their_softmax() -> None:

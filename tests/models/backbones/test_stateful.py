@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +33,7 @@ from trime.models.backbones.stateful import State, StatefulBackbone
 from trime.models.backbones.transformer_xl import transformer_xl
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.sliding import SlidingWindow
-from trime.models.layers.topk_attention import Table, all_keys, attend, exact_top, search, select_candidates
+from trime.models.layers.topk_attention import Table, all_keys, exact_top, search
 from trime.models.network import Reader, build_network
 from trime.stages.graph import Graph
 from trime.stages.replay.replay import KeyDocument
@@ -150,22 +148,6 @@ def test_a_large_memory_is_attention_to_all_segments_before() -> None:
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
 
 
-def test_gradients_are_those_of_plain_indexing() -> None:
-    torch.manual_seed(3)
-    query = torch.randn(2, 3, 7, 8, dtype=torch.float64, requires_grad=True)
-    table = Table(*torch.randn(2, 2, 50, 3, 8, dtype=torch.float64).unbind(0), torch.rand(2, 50) < 0.7)
-    cotangent = torch.randn_like(query)
-    retrieved = search(query, all_keys(table), 6, exact_top)
-    (attend(query, table, retrieved, False) * cotangent).sum().backward()
-    gradient, query.grad = query.grad, None
-    logits = (query @ table.key.permute(0, 2, 3, 1)).masked_fill(~table.filled[:, None, None], -math.inf)
-    weight = logits.gather(-1, retrieved.slot).softmax(-1)
-    row, head = torch.arange(2)[:, None, None, None], torch.arange(3)[:, None, None]
-    direct = (weight[..., None] * table.value[row, retrieved.slot, head]).sum(-2)
-    (direct * cotangent).sum().backward()
-    torch.testing.assert_close(gradient, query.grad, rtol=0, atol=1e-12)
-
-
 PER_HEAD = ["model.backbone.memory.top_k=4", "model.backbone.memory.per_head=true"]
 FAISS = [f"model.backbone.memory.{setting}" for setting in ("top_k=4", "search=faiss", "candidates=16")]
 CHOSEN = ("top_k=4", "search=approximate", "candidates=16", "observation_queries=4")
@@ -173,11 +155,12 @@ APPROXIMATE = [f"model.backbone.memory.{setting}" for setting in CHOSEN]
 CONTENT_GATE = ["model.backbone.memory.top_k=4", "model.backbone.memory.gate=content"]
 
 
-MODELS = [("memorizing", PER_HEAD), ("memorizing", CONTENT_GATE), ("transformer_xl", []), ("srupp", [])]
+MODELS = [("memorizing", CONTENT_GATE), ("transformer_xl", []), ("srupp", [])]
 COMBINATIONS = [
-    *((policy, *model) for policy in POLICIES for model in MODELS),
+    *((policy, "memorizing", PER_HEAD) for policy in POLICIES),
+    *((policy, *model) for policy in ("fifo", "lra_sum", "snapkv") for model in MODELS),
     *(
-        (policy, "memorizing", more) for policy in ("fifo", "sink", "lru", "lfu") for more in (APPROXIMATE, FAISS)
+        (policy, "memorizing", more) for policy in ("fifo", "lru") for more in (APPROXIMATE, FAISS)
     ),  # that others are refused is tested below
 ]
 
@@ -262,19 +245,6 @@ def test_cells_follow_a_table_that_is_written_to() -> None:
     assert recalls[0] == 1 and 0.3 < torch.stack(recalls[10:]).mean() < 1  # a table with few entries is searched exactly
 
 
-def test_candidates_are_those_of_the_observation_queries() -> None:
-    """Where the observation queries are the queries themselves, no query's best entry is missed."""
-    torch.manual_seed(4)
-    query = torch.randn(2, 3, 5, 8)
-    table = Table(*torch.randn(2, 2, 200, 3, 8).unbind(0), torch.rand(2, 200) < 0.9)
-    exact = search(query, all_keys(table), 4, exact_top)
-    keys = select_candidates(table, query, 4, 20)
-    found = search(query, keys, 4, exact_top)
-    assert torch.equal(exact.slot, found.slot) and torch.allclose(exact.product, found.product, atol=1e-5)
-    fewer = select_candidates(table, query, 4, 8).slot
-    assert (fewer[..., None] == keys.slot[..., None, :]).any(-1).all(), "a smaller set holds the best of a larger one"
-
-
 def test_memory_is_only_written_after_it_is_read() -> None:
     """A segment retrieves earlier segments, not itself: the first one retrieves nothing, the second something."""
     backbone, tokens, results = model(), text(1, 16), []
@@ -305,25 +275,9 @@ def test_a_memory_of_size_0_is_one_that_is_always_empty(name: str) -> None:
     assert not torch.allclose(read(empty, tokens, 8), read(cleared, tokens, 8))
 
 
-def test_what_was_used_last_stays() -> None:
-    """LRU evicts no entry that the last segment retrieved while it holds one that was not retrieved."""
-    backbone, tokens, slots = model(size=12, top_k=2, policy=LRU(Constant(-1.0))), text(1, 44), []
-    backbone.attentions[1].memory.on_retrieved = slots.append
-    _, state = backbone(tokens[:, :12], None, None)
-    checked = 0
-    for part in tokens[:, 12:].split(4, dim=1):
-        before = backbone.attentions[1].memory.with_pending(state.layers[1].memory[0]).ranking.position[0]
-        _, state = backbone(part, state, None)
-        used = {int(before[slot]) for slot in slots[-1].flatten().unique()}
-        evicted = set(before.tolist()) - set(memory_positions(backbone, state))
-        unused = set(before.tolist()) - used
-        assert not evicted & used or evicted >= unused
-        checked += bool(evicted and used)
-    assert checked > 2
-
-
-@pytest.mark.parametrize("experiment", ["memorizing", "transformer_xl", "srupp"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "experiment, policy", [*(("memorizing", policy) for policy in POLICIES), ("transformer_xl", "lra_sum"), ("srupp", "fifo")]
+)
 def test_half_precision_reads_and_learns(experiment: str, policy: str) -> None:
     """As with mixed precision on a GPU: activations in bfloat16, memories and the search in float32."""
     window = ["train.eviction.window=7"] if policy == "snapkv" else []  # by default more than the memory holds
@@ -352,6 +306,7 @@ def test_a_reader_goes_on_from_what_it_saved() -> None:
         restored.restore(unbroken.state_tensors(), torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_staleness_is_none_where_weights_stand_still(tiny: Tiny) -> None:
     """Keys stored under the same weights equal today's keys; with a learning rate they differ."""
     layers = {}
@@ -388,51 +343,13 @@ def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
         len({graph.model.fingerprint for graph in plans[:3]}) == 1 and plans[3].model.fingerprint != plans[0].model.fingerprint
     )
     assert len({graph.test.fingerprint for graph in plans}) == 4
-    losses = [run(graph.config) for graph in plans[:3]]
-    assert len(set(losses)) == 3
-
-
-def test_a_text_that_is_one_document_fills_all_rows(tiny: Tiny) -> None:
-    """A single document, as in enwik8, is split over all rows."""
-    loss = run(tiny("experiment=transformer_xl", "segments.bounded=false", "train.updates=3", "evaluate.tokens=2000")).loss
-    assert loss is not None and 0 < loss < 12
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["batching=shuffled"], "batching=streams"),
-        (["evaluate.context=32"], "evaluate.context=0"),
-        (["model.backbone.memory.top_k=5000"], "top_k=5000"),
-        (["model.backbone.memory_layers=[7]"], "memory_layers"),
-        (["compatibility=published", "vocabulary.fairseq=true"], "compatibility"),
-        (["eviction@train.eviction=lfu", "train.eviction.count=often"], "count='often'"),
-        (["eviction=lfu", "eviction.count=often"], "count='often'"),
-        (["model.memory_size=8"], "memory_size=8"),
-        (["model.memory_size=many"], "model.memory_size=many"),
-        (["model.memory_size=-1"], "model.memory_size=-1"),
-        (["train.memory_size=0"], "train.memory_size=0"),
-        (["batching.size=40000"], "batching.size"),
-        (["model.backbone.memory.search=approximate", "model.backbone.memory.candidates=8"], "candidates=8"),
-        (["model.backbone.memory.search=approximate", "eviction=lra_sum"], "eviction=fifo"),
-        (["model.backbone.memory.search=faiss", "eviction=lfa"], "eviction=fifo"),
-        (["model.backbone.attention.norm=batch"], "attention.norm=batch"),
-        (["model.backbone.window.length=0"], "window.length=0"),
-        (["backbone=transformer", "batching=shuffled", "eviction=lfa", "eviction.gamma=-1"], "gamma=-1"),
-    ],
-)
-def test_impossible_settings(options: list[str], message: str, tiny: Tiny, tmp_path: Path) -> None:
-    """They are refused in one line, before anything is trained."""
-    with pytest.raises(UserError, match=message):
-        run(tiny("experiment=memorizing", *options, f"paths.outputs={tmp_path}"))
-    assert not list(tmp_path.rglob("model.safetensors"))
 
 
 def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
     """With one memory layer, the replay predicts what it holds before every window; the oracle retains most."""
     config = tiny("experiment=memorizing", "stages=[prepare,fit,record,replay]", "evaluate.tokens=3000", "model.memory_size=96")
     config.replay.sizes, config.train.updates = [72, 96], 6
-    config.replay.policies = names = [name for name in POLICIES if name != "key_norm"]
+    config.replay.policies = names = ["fifo", "sink", "lru", "lfa", "lra_sum", "h2o"]
     run(config)
     graph = Graph(config)
     results = graph.replay.summary()
@@ -470,27 +387,3 @@ def replayed(graph: Graph, layer: int, policy: str) -> Iterator[list[int]]:
         chosen = instantiate(graph.replay.policies[policy], _convert_="all")
         for kept in document.retained_positions(chosen, graph.config.model.memory_size):
             yield kept.tolist()
-
-
-@pytest.mark.slow
-def test_a_replay_of_the_long_memory_is_the_run(tiny: Tiny) -> None:
-    """Perplexities by policy and size equal those of evaluation; the oracle retains most."""
-    more = ["stages=[prepare,fit,encode,tune,evaluate,report,record,replay]", "replay.c=[0.0,2.0]", "evaluate.tokens=6000"]
-    config = tiny("experiment=trime_long", "replay.sizes=[32,96]", "replay.policies=[fifo,lru,lra_sum]", *more)
-    run(config)
-    graph = Graph(config)
-    (memory,) = graph.replay.summary()["memories"]
-    rows = {(row["policy"], row["size"]): row for row in memory["rows"]}
-    names = {name for name, _ in rows}
-    assert names == {"fifo", "lru", "lra_sum c=0", "lra_sum c=2", "oracle"}
-    retained = {key: row["retained"] for key, row in rows.items()}
-    assert all(retained["oracle", size] > retained[name, size] for name in names - {"oracle"} for size in (32, 96))
-    assert (graph.run_folder / "replay.png").stat().st_size > 5000
-    chosen = graph.tune.tuned()["rows"][-1]["tuned"]["temperature"]
-    for name, more in (("fifo", []), ("lra_sum", ["eviction.initial.c=0.0"])):
-        for size in (32, 96):
-            options = [f"tune.memory_size=[{size}]", f"tune.temperature=[{chosen}]", "evaluate.tokens=6000"]
-            ran = Graph(tiny("experiment=trime_long", f"eviction={name}", *more, *options))
-            run(ran.config)
-            loss = rows[name if name == "fifo" else f"{name} c=0", size]["loss"]
-            assert loss == pytest.approx(ran.evaluate.rows()[-1]["loss"], abs=1e-6)

@@ -1,15 +1,20 @@
-"""Models and heads: sizes as published, normalised, causal, block by block."""
+"""Models and heads: sizes as published, normalised, causal, block by block; their kernels against plain PyTorch."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 
-from tests.conftest import composed
+from tests.conftest import DEVICE, composed
+from trime.common.types import Tensor
+from trime.memory.slots.eviction.base import topk_mask
 from trime.models.backbones.transformer import Transformer
 from trime.models.layers import heads
-from trime.models.layers.embeddings import AdaptiveInput, PlainInput, band_edges
-from trime.models.layers.heads import AdaptiveSoftmax, Softmax
+from trime.models.layers.attention_cpu import Reach, attend
+from trime.models.layers.embeddings import AdaptiveInput, PlainInput
+from trime.models.layers.heads import AdaptiveSoftmax, Softmax, pick_logit
 from trime.models.network import build_network
 
 # Parameter counts of the authors' classes of the released sizes.
@@ -21,12 +26,6 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
     vocabulary, count = PUBLISHED[name]
     with torch.device("meta"):
         assert build_network(composed(f"model={name}").model, vocabulary).parameter_count == count
-
-
-def test_7m_has_7m_parameters_beside_wikitexts_rare_words() -> None:
-    """Table 9 counts 7M: with the tables of a 270K vocabulary at factor 4."""
-    with torch.device("meta"):
-        assert 6.5e6 < build_network(composed("model=7m").model, 267_744).parameter_count < 7.6e6
 
 
 @pytest.mark.parametrize("cutoffs", [[], [5], [5, 12]])
@@ -83,12 +82,86 @@ def test_a_row_is_encoded_on_its_own() -> None:
     assert torch.allclose(model(tokens)[0].f[1], model(tokens[1:2])[0].f[0])
 
 
-def test_impossible_models_say_how_to_mend_them() -> None:
-    with pytest.raises(ValueError, match="heads"):
-        Transformer(PlainInput(20, 10), layers=1, heads=3, inner=8, positions=4)
-    with pytest.raises(ValueError, match="positions=4"):
-        Transformer(PlainInput(20, 8), layers=1, heads=2, inner=8, positions=4)(torch.zeros(1, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match="cutoffs"):
-        band_edges([10, 5], 20)
-    with pytest.raises(ValueError, match="bands"):
-        AdaptiveInput(100, 8, [5, 20, 50], 4)
+@pytest.mark.parametrize("rows, width", [(1, 1), (3, 70), (2, 4096), (4, 5001)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_triton_kernels_are_the_definition(
+    rows: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values are float32's; the gradient has the logits' type."""
+    pytest.importorskip("triton", reason="pip install triton (it comes with torch for CUDA)")
+    from trime.models.layers import pick_cuda
+
+    torch.manual_seed(rows + width)
+    logits = (8 * torch.randn(rows, width)).to(dtype)
+    logits[0, width // 2] = -math.inf if width > 1 else 0.0
+    index = torch.randint(width, (rows,))
+    index[0] = 0
+    weights = torch.randn(2, rows)
+    results = []
+    for kernels, of, device in [(None, torch.float64, "cpu"), (pick_cuda, dtype, DEVICE)]:
+        monkeypatch.setattr(heads, "kernels_for", lambda _, kernels=kernels: kernels)
+        own = logits.to(device, of).requires_grad_()
+        parts = pick_logit(own, index.to(device))
+        (torch.stack(parts) * weights.to(device)).sum().backward()
+        assert own.grad is not None and own.grad.dtype == of
+        results.append([part.detach().cpu().double() for part in (*parts, own.grad)])
+    expected, found = results
+    for one, other in zip(found[:2], expected[:2], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    precision = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+    torch.testing.assert_close(found[2], expected[2], rtol=precision, atol=1e-6)
+
+
+ROWS, HEADS, SHARED, QUERIES, SLOTS, WIDTH = 3, 4, 2, 21, 90, 5
+
+
+def parts(seed: int) -> dict[str, Tensor]:
+    """Return scores, positions and values; one row has padding on both sides, another has no entry at all."""
+    torch.manual_seed(seed)
+    query = torch.arange(70, 70 + QUERIES).repeat(ROWS, 1)
+    key = torch.stack([torch.randperm(SLOTS) for _ in range(ROWS)])
+    query[1, 15:], key[1, 3:9], key[2] = -1, -1, -1
+    scores, far = torch.randn(2, ROWS, HEADS, QUERIES, SLOTS) * 3
+    return {"logits": scores, "far": far, "query": query, "key": key, "value": torch.randn(ROWS, SLOTS, SHARED, WIDTH)}
+
+
+def expected(given: dict[str, Tensor], top_k: int | None, reach: Reach) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits, retrieved entries and attended values by plain PyTorch."""
+    distance = given["query"][:, :, None] - given["key"][:, None]
+    visible = (given["query"] >= 0)[:, :, None] & (given["key"] >= 0)[:, None]
+    if reach.causal:
+        visible &= distance >= 0
+    if reach.window is not None:
+        visible &= distance.abs() < reach.window
+    logits = given["logits"]
+    if reach.longest is not None:
+        logits = torch.where((distance > reach.longest)[:, None], given["far"], logits)
+    logits = logits.masked_fill(~visible[:, None], -torch.inf)
+    retrieved = (visible[:, None] if top_k is None else topk_mask(logits, top_k) & visible[:, None]).expand_as(logits)
+    weight = logits.masked_fill(~retrieved, -torch.inf).softmax(-1).nan_to_num(0)
+    value = given["value"].transpose(1, 2).repeat_interleave(HEADS // SHARED, 1)
+    return logits, retrieved, weight @ value
+
+
+@pytest.mark.parametrize("top_k", [1, 7, 40, SLOTS - 1, SLOTS + 5, None])
+@pytest.mark.parametrize("reach", [Reach(False), Reach(True), Reach(True, 13), Reach(False, 30), Reach(True, None, 25)])
+def test_attention_is_that_of_plain_pytorch(top_k: int | None, reach: Reach) -> None:
+    given = parts(top_k or 0)
+    logits, retrieved, values = expected(given, top_k, reach)
+    own, far = given["logits"].clone(), None if reach.longest is None else given["far"]
+    result = attend(own, far, given["query"], given["key"], given["value"], top_k, reach)
+    assert torch.equal(own, logits)
+    assert result.retrieved is None if top_k is None else torch.equal(result.retrieved, retrieved)
+    torch.testing.assert_close(result.attended, values, rtol=1e-5, atol=1e-5)
+    assert not result.attended[2].any() and not result.attended[1, :, 15:].any(), "nothing is seen, nothing comes back"
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 10])
+def test_of_equal_scores_as_many_count_as_asked_for(top_k: int) -> None:
+    """Also where neighbouring queries have nothing in common, so that guesses fail."""
+    given = parts(0)
+    logits = given["logits"].round() * torch.tensor([1e-3, 1.0, 1e3])[torch.arange(QUERIES) % 3][:, None]
+    result = attend(logits, None, given["query"], given["key"], given["value"], top_k, Reach(False))
+    assert torch.equal(result.retrieved.sum(-1)[0], torch.full((HEADS, QUERIES), top_k))
+    least = logits.masked_fill(~result.retrieved, torch.inf).amin(-1)[0]
+    torch.testing.assert_close(least, logits[0].topk(top_k).values[..., -1], rtol=0, atol=0)

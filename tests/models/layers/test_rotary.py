@@ -65,12 +65,6 @@ def test_yarn_keeps_what_turns_often_and_interpolates_what_hardly_turns() -> Non
     assert stretched.scale == pytest.approx(0.1 * math.log(8) + 1) and yarn(form, 1, 64).scale == 1
 
 
-def test_a_step_whose_queries_all_wait_has_no_scores() -> None:
-    query, at, key, of = random_inputs()
-    score, beyond = RotaryScore(ROTARY, 20).causal_parts(query[:, :0], at[:, :0], key, of)
-    assert score.shape == (len(query), query.shape[2], 0, key.shape[1]) and beyond is None
-
-
 def test_lm_infinite_is_rotary_within_its_length_and_level_beyond() -> None:
     query, at, key, of = random_inputs()
     score = RotaryScore(ROTARY, 20)(query, at, key, of)

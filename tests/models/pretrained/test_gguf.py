@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 import torch
 
 from tests.conftest import composed
-from trime.errors import UserError
-from trime.lab.config_hash import config_hash
 from trime.models.pretrained.gguf import convert, find_gguf
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
@@ -98,36 +95,6 @@ def test_the_folder_holds_the_same_model(package: Path, tmp_path: Path) -> None:
     assert not any("quantization" in path.read_text() for path in (tmp_path / "made").glob("config.json"))
 
 
-def test_it_is_made_once_and_otherwise_named_on_the_hub(
-    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = "model=smollm2", f"paths.data={tmp_path}", "model.package=held_model"
-    config = composed(*given)
-    ensure_model_folder(config)
-    folder = Path(config.model.name)
-    assert folder.is_dir() and folder.is_relative_to(tmp_path) and "held_model" in capsys.readouterr().out
-    before = folder.stat().st_mtime_ns
-    ensure_model_folder(config)
-    assert folder.stat().st_mtime_ns == before and not capsys.readouterr().out
-    own = composed(*given, f"model.name={tmp_path}/own")
-    ensure_model_folder(own)
-    assert own.model.name == f"{tmp_path}/own" and not Path(own.model.name).exists(), "a name of one's own is left alone"
-    ensure_model_folder(composed(*given, "model.name=null"))
-    elsewhere = composed("model=smollm2", "model.package=held_model", "model.name=HuggingFaceTB/SmolLM2-135M-Instruct")
-    assert config_hash(config) == config_hash(elsewhere) != config_hash(own), "a place is no setting"
-    other = composed(*given[:1], f"paths.data={tmp_path}/other", "model.package=no_such_package")
-    ensure_model_folder(other)
-    assert other.model.name == other.model.hub and "loaded from the hub" in capsys.readouterr().out
-
-
-def test_a_damaged_file_is_one_line(package: Path, tmp_path: Path) -> None:
-    file = package / "small.gguf"
-    file.write_bytes(file.read_bytes()[:2000])
-    with pytest.raises(UserError, match="install its package again"):
-        ensure_model_folder(composed("model=smollm2", f"paths.data={tmp_path}", "model.package=held_model"))
-    assert "held_model" not in sys.modules
-
-
 def test_a_file_of_ones_own_is_converted_once(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is named by its content: a copy is the same model, another file of that name is another one."""
     file, copy = package / "small.gguf", tmp_path / "my models" / "small.GGUF"
@@ -147,17 +114,3 @@ def test_a_file_of_ones_own_is_converted_once(package: Path, tmp_path: Path, cap
     config = composed("model=pretrained", f"paths.data={tmp_path}/data", f"model.name='{copy}'")
     ensure_model_folder(config)
     assert config.model.name != folder
-
-
-def test_a_gguf_file_that_cannot_be_used_is_one_line(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = "model=pretrained", f"paths.data={tmp_path}"
-    with pytest.raises(UserError, match=r"model\.name=.*no\.gguf: there is no such file"):
-        ensure_model_folder(composed(*given, f"model.name={tmp_path}/no.gguf"))
-    with pytest.raises(UserError, match=r"name its GGUF file, model\.name=.*small\.gguf"):
-        load_pretrained(str(package))
-    for missing in ("gguf", "accelerate"):
-        with monkeypatch.context() as patch:
-            patch.setattr("trime.models.pretrained.gguf.find_spec", lambda name, missing=missing: name != missing or None)
-            with pytest.raises(UserError, match=f"needs the package {missing}: "):
-                ensure_model_folder(composed(*given, f"model.name={package}/small.gguf"))
-    assert not [*(tmp_path / "models").glob("small-*[0-9a-f]")]

@@ -14,19 +14,15 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from tests.helpers.pretrained import TEXT, save_model
-from trime.decoding.generation import TokenSampler
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
 from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.tokenizer import PieceTokenizer, encode_prompt, encode_text, train_word_level
-from trime.report.results import results_in
-from trime.report.run_result import scored_runs
+from trime.models.pretrained.tokenizer import PieceTokenizer, encode_text
 from trime.stages.graph import Graph
 from trime.stages.pretrained import model_fingerprint
-from trime.stages.samples.writers import Writer, open_writer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 Tiny = Callable[..., DictConfig]
@@ -142,6 +138,7 @@ def test_pieces_are_those_of_the_tokenizer(llama: Path) -> None:
     assert len(list(pieces.tokens(lines))) > 1 and pieces.start == "</s>" and pieces.unknown == "<unk>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "experiment, more",
     [
@@ -187,20 +184,7 @@ def test_experiments_continue_a_pretrained_model(
         run(tiny(*options, f"checkpoint={graph.fit.path()}", "evaluate.block=16"))
 
 
-def test_a_small_model_is_made_here(tiny: Tiny, tmp_path: Path) -> None:
-    """Its tokenizer keeps every byte, and it is trained like any other."""
-    options = [f"paths.outputs={tmp_path}", "small.model.width=16", "small.model.max_positions=128", "small.vocabulary=400"]
-    config = tiny("stages=[init_small]", *options)
-    run(config)
-    (made,) = Graph(config).made_by("init_small")
-    pieces = PieceTokenizer(str(made.path()))
-    text = "def f(x):\n\treturn x  # naïve — ☃\n"
-    assert pieces.text(next(pieces.tokens([text.encode()]))) == text and len(pieces.symbols) == 400
-    run(tiny("experiment=trime", "model=pretrained", f"model.name={made.path()}", f"paths.outputs={tmp_path}"))
-    (results,) = tmp_path.glob("runs/trime/*/results.json")
-    assert json.loads(results.read_text())["metrics"]["test"][0]["perplexity"] < 1000
-
-
+@pytest.mark.slow
 def test_models_without_updates_are_told_apart(llama: Path, tiny: Tiny, tmp_path: Path) -> None:
     """By their weights, whoever names them; settings without effect do not make another model."""
     torch.manual_seed(1)
@@ -224,75 +208,3 @@ def test_models_without_updates_are_told_apart(llama: Path, tiny: Tiny, tmp_path
     eviction = Graph(tiny("experiment=vanilla", "model=pretrained", f"model.name={llama}", "train.updates=0", "eviction=lru",
                          f"paths.outputs={tmp_path}/outputs"))  # fmt: skip
     assert eviction.test.fingerprint == outcomes["one"][0], "without memories there is nothing to evict"
-
-
-def test_a_model_is_more_than_its_weights(llama: Path) -> None:
-    before = model_fingerprint(str(llama))
-    config = json.loads((llama / "config.json").read_text())
-    (llama / "config.json").write_text(json.dumps(config | {"rope_theta": 500.0}))
-    model_fingerprint.cache_clear()
-    assert (changed := model_fingerprint(str(llama))) != before
-    (llama / "chat_template.jinja").write_text("{{ messages }}")
-    model_fingerprint.cache_clear()
-    assert model_fingerprint(str(llama)) != changed, "prompts are framed otherwise"
-
-
-@pytest.mark.parametrize("more", [[], ["experiment=trime"]])
-def test_a_continued_model_writes_with_what_it_learned(more: list[str], llama: Path, tiny: Tiny, tmp_path: Path) -> None:
-    """Also with memories in its layers; probabilities equal evaluation's where nothing is evicted."""
-    options = ["experiment=vanilla", *more, "model=pretrained", f"model.name={llama}", f"paths.outputs={tmp_path}/outputs"]
-    options += ["model.memory_size=200", "evaluate.context=0", "model.chunk=8", "tune.temperature=[1.5]"]
-    options += ["evaluate.tokens=100", "evaluate.sample=starts"]
-    config = tiny(*options)
-    run(config)
-    graph = Graph(config)
-    writer = open_writer(graph)
-    assert isinstance(writer, Writer)
-    loss, count = graph.evaluate.rows()[-1]["documents"][0]
-    text, total = graph.corpus.corpus().split("test"), 0.0
-    for token in text.tokens[:count].tolist():
-        total -= float(writer.continuation.next()[0].probability[token].log())
-        writer.continuation.read([token])
-    assert total == pytest.approx(loss, rel=1e-4)
-    step = next(writer.continuation.generate(1, TokenSampler(1.0), 0))
-    assert step.token < len(graph.corpus.corpus().vocabulary) < len(step.attribution.probability), (
-        "rows without a token are not drawn"
-    )
-
-
-def test_tokens_of_other_vocabularies_are_not_compared(llama: Path, tiny: Tiny, tmp_path: Path) -> None:
-    for options in ([], ["model=pretrained", f"model.name={llama}"]):
-        run(tiny("experiment=vanilla", *options, f"paths.outputs={tmp_path}/outputs"))
-    assert len({run.text for run in scored_runs(results_in([tmp_path / "outputs"]))}) == 2
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["model.name=null"], "model.name=DIR_OR_NAME"),
-        (["model.name=/nowhere"], "model.name=/nowhere"),
-        (["model.memory_size=200"], "evaluate.context=0"),
-        (["model.dtype=int8"], "model.dtype=int8"),
-        (["segments.length=500"], "500"),
-        (["train.updates=-1"], "train.updates=-1"),
-        (["model.memory_size=20", "evaluate.context=0"], "model.chunk=128"),
-        (["model.memory_size=[128,0]", "evaluate.context=0"], "every layer"),
-        (["model.lora={rank: 8}"], "model.lora"),
-        (["model.lora={rank: two, alpha: 4}"], "model.lora.rank=two"),
-        (["model.lora=true"], "lora=true"),
-        (["backbone=memorizing", "batching=streams", "evaluate.context=0"], "there is no setting model.backbone"),
-    ],
-)
-def test_mistakes(options: list[str], message: str, llama: Path, tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message):
-        run(tiny("experiment=vanilla", "model=pretrained", f"model.name={llama}", f"paths.outputs={tmp_path}", *options))
-
-
-def test_prompts_begin_and_end_as_a_tokenizer_says(tmp_path: Path) -> None:
-    tokenizer = train_word_level(TEXT, 40, tmp_path)
-    assert encode_prompt(tokenizer, TEXT[1]) == encode_text(tokenizer, TEXT[1])
-    from tokenizers.processors import TemplateProcessing
-
-    ends = [("</s>", tokenizer.eos_token_id)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="</s> $A", special_tokens=ends)
-    assert encode_prompt(tokenizer, TEXT[1]) == [tokenizer.eos_token_id, *encode_text(tokenizer, TEXT[1])]

@@ -92,15 +92,6 @@ def test_constant_weights_are_finite_where_only_a_token_that_is_held_out_lacks_a
     assert weights.isfinite().all() and weights[0, 1] > 0.999 and weights[1, 0] == weights[2, 0] > 1e-3
 
 
-@pytest.mark.parametrize("kind", [Adaptive, Calibrated])
-def test_two_tokens_are_too_few_for_a_fit(kind: type[Mixture]) -> None:
-    mixture = kind([1.0])  # type: ignore[call-arg]
-    mixture.memories = {"local": 1}
-    masses = ExpertMasses(torch.zeros(2, 2), torch.ones(2, 2), torch.zeros(2, dtype=torch.long))
-    with pytest.raises(UserError, match="needs more text"):
-        mixture.fit(masses, torch.arange(2), [False, False], 0)
-
-
 def test_a_memory_that_deserves_a_small_share_gets_it() -> None:
     """One of 21 memories is right where the vocabulary is wrong, at one token in a hundred, which nothing foretells."""
     generator = torch.Generator().manual_seed(0)
@@ -144,18 +135,6 @@ def test_scores_of_a_fold_do_not_depend_on_its_targets(kind: int) -> None:
     if isinstance(mixture, Adaptive) and isinstance(other, Adaptive):
         assert all(torch.equal(mixture.parameters[name][0], other.parameters[name][0]) for name in LEARNED)
         assert not torch.equal(mixture.parameters["w2"][1], other.parameters["w2"][1])
-
-
-@pytest.mark.parametrize(("counts", "named"), [(False, "temperature"), (True, "expert")])
-def test_a_description_names_temperatures_and_numbers_orders(counts: bool, named: str) -> None:
-    """Also where a memory has as many n-gram orders as others have temperatures."""
-    masses, mixture = random_masses(300, 6), Calibrated([0.5, 1.0])
-    mixture.memories = {"memory": 2}
-    mixture.fit(masses, folds(masses.document, 3, 0), [False, counts, counts], 0)
-    other = Calibrated([0.5, 1.0])
-    other.memories = mixture.memories
-    other.load(mixture.state())
-    assert [*other.describe()["memory"]] == [named, "log_weight"]
 
 
 def test_history_is_a_decaying_mean() -> None:
@@ -247,11 +226,3 @@ def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny, tm
     (copied / "mixture.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="fit it anew"):
         run(tiny(*overrides, f"mixture.path={copied}", "seed=3"))
-
-
-def test_each_mixture_has_its_own_artefacts(tiny: Tiny) -> None:
-    """Also those tuned on a grid, whatever the rows of the papers."""
-    kinds = ("none", "joint", "interpolated", "calibrated", "adaptive")
-    overrides = {kind: [] if kind == "none" else ["evaluate.memories=[local,external]"] for kind in kinds}
-    plans = [Graph(tiny("experiment=trime", f"mixture={kind}", *overrides[kind])) for kind in kinds]
-    assert len({graph.evaluate.folder for graph in plans}) == len({graph.tune.folder for graph in plans}) == len(kinds)

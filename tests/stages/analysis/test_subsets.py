@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import composed
 from tests.helpers.results import scored
-from trime.lab.runner import report_sweep, run
-from trime.report.figures import weights_panel
+from tests.helpers.runs import SharedRun
+from trime.lab.runner import report_sweep
 from trime.report.frontier import Point, advice, frontier_points, group_by_model, pareto_front
 from trime.report.report_runs import report_several
 from trime.report.results import find_runs, read_run, write_results
-from trime.report.run_result import MeanWeights, ScoredRun
+from trime.report.run_result import ScoredRun
 from trime.report.tables import memories_table, memory_contribution
 from trime.scoring.mixtures.experts import ExpertMasses
 from trime.stages.analysis.subsets import Bins, Weights, select_memories, subsets, token_weights
-from trime.stages.graph import Graph
 
 
 def test_subsets_are_every_one_or_all_but_one() -> None:
@@ -97,61 +95,37 @@ def test_advice_is_the_fastest_point_that_noise_cannot_tell_from_the_best() -> N
     assert "choose lists" in advice(points, 5e-3, None, "perplexity")
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: Any) -> tuple[Graph, Path]:
-    """A tiny run of every subset of three memories."""
-    folder = tmp_path_factory.mktemp("subsets")
-    overrides = [
-        *("experiment=trime_ext", "size=tiny", "logger=none", f"paths.outputs={folder}", f"paths.data={folder}/data"),
-        *("evaluate.rows=[{joint: []}]", "evaluate.memories=[local,external,ngram_document]", "evaluate.subsets=all"),
-        *("trainer.enable_progress_bar=false", "trainer.accelerator=cpu"),
-    ]
-    config = composed(*overrides)
-    run(config)
-    return Graph(config), folder
-
-
-def test_the_subset_of_all_memories_is_the_row_itself(swept: tuple[Graph, Path]) -> None:
-    graph, _ = swept
-    results = json.loads((graph.run_folder / "results.json").read_text())
+def test_the_subset_of_all_memories_is_the_row_itself(language: SharedRun) -> None:
+    results = language.results
     subset_results, metrics = results["subsets"]["subsets"], results["metrics"]
-    assert len(subset_results) == 8 and subset_results[-1]["memories"] == ["local", "external", "ngram_document"]
+    assert len(subset_results) == 6 and len(subset_results[-1]["memories"]) == 5
     for split, key in (("test", "loss"), ("valid", "valid_loss")):
         assert subset_results[-1][key] == pytest.approx(metrics[split][-1]["loss"], abs=1e-6)
-        assert subset_results[0][key] == pytest.approx(metrics[split][0]["loss"], abs=1e-5)
-    assert (
-        sum(cell["tokens"] for cell in results["subsets"]["weights"]["vocabulary"]["by_frequency"][:-1])
-        == subset_results[0]["tokens"]
-    )
-    largest = [one["largest"] for one in results["subsets"]["weights"].values()]
-    assert sum(largest) == pytest.approx(1)
-    with pytest.raises(LookupError, match="long is not among"):
-        memory_contribution([scored(results)], "long")
+    by_frequency = results["subsets"]["weights"]["vocabulary"]["by_frequency"]
+    assert sum(cell["tokens"] for cell in by_frequency[:-1]) == subset_results[0]["tokens"]
+    assert sum(one["largest"] for one in results["subsets"]["weights"].values()) == pytest.approx(1)
     read = scored(results)
+    with pytest.raises(LookupError, match="far is not among"):
+        memory_contribution([read], "far")
     _, (header, lines) = memories_table(read, read.subsets)  # type: ignore[arg-type]
     assert [line[0] for line in lines] == ["vocabulary (the model)", *subset_results[-1]["memories"]]
     assert all(float(line[header.index("MB")]) >= 0 and line[2] for line in lines[1:])
 
 
-def test_a_frontier_has_each_subset_once(swept: tuple[Graph, Path]) -> None:
-    graph, _ = swept
-    results = json.loads((graph.run_folder / "results.json").read_text())
-    other = json.loads(json.dumps(results))
+def test_a_frontier_has_each_subset_once(language: SharedRun) -> None:
+    other, built = (json.loads(json.dumps(language.results)) for _ in range(2))
     other["subsets"]["external_search"]["k"] = 2
-    built = json.loads(json.dumps(results))
     for store in (built["datastore"], built["datastores"]["external"]):
         store |= {"index": "IVF16_SQ8", "nprobe": 4}
-    points = frontier_points([*map(scored, (results, other, built))])
-    assert len(points) == 8 + 4 + 4 and sum("IVF16_SQ8, nprobe 4, K" in one.label for one in points) == 4
-    assert all(one.seconds > 0 for one in points) and {
-        one.external is None for one in points if "external" not in one.memories
-    } == {True}
+    points = frontier_points([*map(scored, (language.results, other, built))])
+    searched = sum("external" in one["memories"] for one in language.results["subsets"]["subsets"])
+    assert len(points) == 6 + 2 * searched and sum("IVF16_SQ8, nprobe 4, K" in one.label for one in points) == searched
+    assert all(one.seconds > 0 and (one.external is None) == ("external" not in one.memories) for one in points)
 
 
 @pytest.mark.parametrize("key", ["parameters", "seed", "subsets.mixture", "datastore.entries", "train.updates"])
-def test_runs_of_other_models_or_stores_have_a_frontier_of_their_own(swept: tuple[Graph, Path], key: str) -> None:
-    graph, _ = swept
-    results = json.loads((graph.run_folder / "results.json").read_text())
+def test_runs_of_other_models_or_stores_have_a_frontier_of_their_own(language: SharedRun, key: str) -> None:
+    results = language.results
     other = json.loads(json.dumps(results))
     *outer, last = key.split(".")
     part = other[outer[0]] if outer else other
@@ -160,28 +134,20 @@ def test_runs_of_other_models_or_stores_have_a_frontier_of_their_own(swept: tupl
     assert len(group_by_model([one, two])) == 2 and len(group_by_model([one, one])) == 1
 
 
-def test_a_sweep_reports_its_frontier_beside_other_runs(swept: tuple[Graph, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_reports_its_frontier_beside_other_runs(
+    language: SharedRun, tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of one folder too, which a sweep over settings of what it does not evaluate has."""
-    graph, folder = swept
-    report_sweep(graph.config, [graph.run_folder], "python cli.py -m seed=0")
-    assert "Pareto fronts of 8" in capsys.readouterr().out
-    read = read_run(graph.run_folder / "results.json")
+    read = read_run(language.folder / "results.json")
     assert isinstance(read, ScoredRun) and read.subsets
-    subsets = read.subsets.model_copy(update={"selection": "leave_one_out"})
-    changes = {"subsets": subsets, "name": "other", "config_hash": "of other settings"}
-    (folder / "other").mkdir()
-    write_results(folder / "other" / "results.json", read.model_copy(update=changes))
-    report_several(graph.config, find_runs([str(graph.run_folder), str(folder / "other")]))
+    every = read.model_copy(update={"subsets": read.subsets.model_copy(update={"selection": "all"})})
+    other = read.model_copy(update={"name": "other", "config_hash": "of other settings"})
+    for name, written in {"one": every, "other": other}.items():
+        (tmp_path / name).mkdir()
+        write_results(tmp_path / name / "results.json", written)
+    config = tiny(*language.command("evaluate.subsets=all"), f"paths.outputs={tmp_path}")
+    report_sweep(config, [tmp_path / "one"], "python cli.py -m seed=0")
+    assert "Pareto fronts of 6" in capsys.readouterr().out
+    report_several(config, find_runs([str(tmp_path / "one"), str(tmp_path / "other")]))
     output = capsys.readouterr().out
-    assert "Pareto fronts of 8" in output and all(name in output for name in ("| other", "| trime_ext"))
-
-
-def test_lengths_of_memories_that_know_different_ones_stand_in_order() -> None:
-    from matplotlib.figure import Figure
-
-    cells = [[{"bucket": str(length), "tokens": 1, "mean": 0.5} for length in lengths] for lengths in ((1, 8, 32), (2, 4, 16))]
-    axis = Figure().subplots()
-    weights = {name: MeanWeights(largest=0.5, by_context=of_name) for name, of_name in zip("ab", cells, strict=True)}  # type: ignore[arg-type]
-    weights_panel(axis, weights, "by_context", ("", ""))
-    assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "2", "4", "8", "16", "32"]
-    assert axis.lines[1].get_xdata().tolist() == [1, 2, 4]
+    assert "Pareto fronts of 6" in output and all(name in output for name in ("| other", "| trime_ext"))

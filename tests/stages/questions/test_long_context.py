@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import random
 import shutil
@@ -16,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.helpers.experiments import EVERY
 from tests.helpers.questions import BABI
+from tests.helpers.runs import SharedRun
 from trime.common.choices import ORDERS
 from trime.common.io import plain, read_json_lines
 from trime.common.metrics import share_interval
@@ -32,8 +34,8 @@ from trime.report.run_result import AnsweringRun
 from trime.stages.graph import Graph
 from trime.stages.questions.answer import PromptMaker, solved_examples
 from trime.stages.questions.train_small import spread_positions
-from trime.stages.samples.answer_samples import AnswerSamples, answer_places
-from trime.training.answering import AnsweringModule, QuestionBatch, extend_positions
+from trime.stages.samples.answer_samples import AnswerSamples
+from trime.training.answering import extend_positions
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 Tiny = Callable[..., DictConfig]
@@ -58,7 +60,7 @@ def settings(tmp_path: Path) -> list[str]:
     return ["questions=babilong", "questions.count=null", *reading, *places, "questions.words=100", "train.updates=4"]
 
 
-@pytest.mark.parametrize("experiment", ["attendre_decoder", "attendre_encdec"])
+@pytest.mark.parametrize("experiment", ["attendre_encdec"])
 def test_a_small_model_is_trained_and_answers(
     experiment: str, tiny: Tiny, settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,32 +80,23 @@ def test_a_small_model_is_trained_and_answers(
     assert table.count(experiment) == 2 and "fifo" in table
 
 
-def test_policies_are_compared_over_sizes(tiny: Tiny, settings: list[str], tmp_path: Path) -> None:
-    for sizes in ("8", "16"):
-        for policy in ("fifo", "lra_sum"):
-            run(
-                tiny(
-                    "experiment=attendre_encdec", *settings, f"model.memory_size={sizes}", "model.chunk=8", f"eviction={policy}"
-                )
-            )
+@pytest.mark.slow
+def test_policies_are_compared_over_sizes_and_seeds_are_averaged(tiny: Tiny, settings: list[str], tmp_path: Path) -> None:
+    for overrides in itertools.product(("model.memory_size=8", "model.memory_size=16"), ("eviction=fifo", "eviction=lra_sum")):
+        run(tiny("experiment=attendre_encdec", *settings, "model.chunk=8", *overrides))
+    run(tiny("experiment=attendre_encdec", *settings, "model.chunk=8", "model.memory_size=8", "eviction=fifo", "seed=1"))
     outputs = f"{tmp_path}/outputs"
     run(tiny("stages=[report]", f"report.runs={outputs}/runs/**", f"paths.outputs={outputs}"))
     folder = Path(outputs) / "reports" / "latest"
     header, _, *lines = (folder / "policies.md").read_text().partition("\n\n")[0].splitlines()
     assert [cell.strip() for cell in header.split("|")[1:-1]] == ["eviction", "M 8", "M 16"]
-    assert {line.split("|")[1].strip() for line in lines} == {"fifo", "lra_sum c=0"} and (folder / "policies.png").is_file()
+    assert {line.split("|")[1].strip() for line in lines} == {"fifo", "lra_sum c=0"}
     assert all(line.count("[") == 2 for line in lines), "each cell has an interval"
+    cells = cells_of(label_runs([one for one in results_in([tmp_path / "outputs"]) if isinstance(one, AnsweringRun)]))
+    assert sorted(cells["fifo"][key].questions for key in keys_of(cells)) == [12, 24]
 
 
-def test_seeds_are_averaged_and_nothing_else(tiny: Tiny, settings: list[str], tmp_path: Path) -> None:
-    for overrides in (["seed=1"], ["seed=2"], ["model.top_k=4"]):
-        run(tiny("experiment=attendre_decoder", *settings, "eviction=fifo", *overrides))
-    runs = [run for run in results_in([tmp_path / "outputs"]) if isinstance(run, AnsweringRun)]
-    cells = cells_of(label_runs(runs))
-    assert [key[0] for key in keys_of(cells)] == ["attendre_decoder, top_k 4", "attendre_decoder, top_k 8"]
-    assert [cells["fifo"][key].questions for key in keys_of(cells)] == [12, 24]
-
-
+@pytest.mark.slow
 def test_results_are_told_apart_by_depth(tiny: Tiny, settings: list[str], tmp_path: Path) -> None:
     """Questions of all fifths together are all questions; answers count as ``answering.counts`` says."""
     for words in (60, 90):
@@ -146,22 +139,7 @@ def test_positions_of_short_texts_are_spread() -> None:
     assert positions.tolist() == [[0, 1, 9, 10, 11, 12], [0, 5, 6, 7, 8, 9]]
 
 
-def test_spread_prompts_are_learned_at_their_positions(
-    tiny: Tiny, settings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[torch.Tensor] = []
-    decoder_loss = AnsweringModule.decoder_loss
-
-    def record_batch(task: AnsweringModule, batch: QuestionBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        assert batch.position is not None
-        seen.append(batch.position)
-        return decoder_loss(task, batch)
-
-    monkeypatch.setattr(AnsweringModule, "decoder_loss", record_batch)
-    run(tiny("experiment=attendre_decoder", *settings, "small.spread=true", "small.model.max_positions=5000"))
-    assert len(seen) == 4 and 500 < max(int(part.max()) for part in seen) < 5000
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", [name for name in EVERY if name.startswith("attendre")])
 def test_experiments_run_on_the_built_in_questions(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(f"experiment={experiment}", "train.updates=2", f"paths.outputs={tmp_path}")
@@ -273,63 +251,21 @@ def test_solved_questions_are_facts_alone_of_train(questions: str, tiny: Tiny, s
     assert questions == "babilong" or not asked & {example.name for example in solved}
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["questions.babi=/nowhere"], "questions.babi"),
-        (["questions.babi=null"], "questions.babi"),
-        (["model.memory_size=[24,24,24]"], "2 layers"),
-        (["model.memory_size=0"], "model.memory_size=0"),
-        (["model.end=never"], "model.end=never"),
-        (["model.prefill=half"], "model.prefill"),
-        (["model.prefill=guided", "model.query_size=0"], "answering.order=last"),
-        (["model.prefill=guided", "model.query_size=8", "answering.order=last"], "model.query_size=0"),
-        (["model.prefill=guided", "model.query_size=0", "answering.order=last", "model.chunk=24"], "lower model.chunk"),
-        (["model.prefill=guided", "model.query_size=0", "answering.order=last", "eviction=lru"], "eviction=lru does not"),
-        (["model.prefill=guided", "model.query_size=0", "answering.order=last", "eviction=lfa_gamma"], "eviction.gamma=0"),
-        (["model.position=far"], "position=far"),
-        (["model.name=/nowhere"], "model.name=/nowhere"),
-        (["small.model.kind=both"], "kind=both"),
-        (["small.questions.words=900"], "small.model.max_positions"),
-        (["small.spread=true", "small.model.kind=encdec"], "small.spread"),
-        (["answering.split=dev"], "answering.split=dev"),
-    ],
-)
-def test_mistakes(options: list[str], message: str, tiny: Tiny, settings: list[str]) -> None:
-    with pytest.raises(UserError, match=message):
-        run(tiny("experiment=attendre_decoder", *settings, *options))
-
-
-@pytest.mark.parametrize(
-    ("policy", "prefill", "kept"),
-    [
-        ("fifo", "chunked", "last"),
-        ("sink", "chunked", "first and last"),
-        ("sink", "whole", "first and last"),
-    ],
-)
-def test_a_page_shows_what_was_kept(
-    policy: str, prefill: str, kept: str, tiny: Tiny, settings: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """FIFO keeps the last entries of a context in every layer, a sink the first ones as well; the page names the question."""
-    how = f"eviction={policy}", f"model.prefill={prefill}", "model.query_size=0"
-    config = tiny("experiment=attendre_decoder", *settings, *how, pictures=True)
-    run(config)
-    graph = Graph(config)
-    (folder,) = Path(config.paths.outputs).glob("runs/attendre_decoder/*")
-    page = (folder / "page.html").read_text()
-    assert {"kept.png", "kept.svg", "table.csv"} <= {file.name for file in folder.iterdir()}
+def test_a_page_shows_what_was_kept(decoder: SharedRun) -> None:
+    """A sink keeps the first and the last entries of a context in every layer; the page names the question."""
+    graph, page = decoder.graph, (decoder.folder / "page.html").read_text()
+    assert {"kept.png", "kept.svg", "table.csv"} <= {file.name for file in decoder.folder.iterdir()}
     samples = AnswerSamples(graph.answer, graph.config.answering.counts, graph.lab).summary()
-    answers = [json.loads(line) for line in (graph.answer.path() / "answers.jsonl").read_text().splitlines()]
+    answers = read_json_lines(graph.answer.path() / "answers.jsonl")
     assert {sample["right"] for sample in samples} == {answer["right"] for answer in answers}
     for sample in samples:
-        assert html.escape(sample["question"]) in page and 90 < len(sample["kept"]) < 200
+        assert html.escape(sample["question"]) in page
         held = [place for place, share in enumerate(sample["kept"]) if share]
-        assert len(held) == 24 and {sample["kept"][place] for place in held} == {1.0}
-        assert held[-1] == len(sample["kept"]) - 1 and (held[0] == 0) == ("first" in kept)
+        assert len(held) == min(24, len(sample["kept"])) and {sample["kept"][place] for place in held} == {1.0}
+        assert held[-1] == len(sample["kept"]) - 1 and held[:4] == [0, 1, 2, 3]
         assert sample["answer_at"] and any(answer in sample["excerpt"] for answer in sample["answers"])
-    (answer,) = {round(100 * sum(answer["right"] for answer in answers) / len(answers), 2)}
-    assert f"{answer:.2f} [" in page and "95 % intervals" in page
+    right = round(100 * sum(answer["right"] for answer in answers) / len(answers), 2)
+    assert f"{right:.2f} [" in page and "95 % intervals" in page
 
 
 def test_a_guided_text_is_read_for_each_of_its_questions(tiny: Tiny, settings: list[str]) -> None:
@@ -349,14 +285,6 @@ def test_a_guided_text_is_read_for_each_of_its_questions(tiny: Tiny, settings: l
         (alone,) = greedy(session, tokenizer.eos_token_id, config.answering.max_new_tokens)
         assert line["answer"] == tokenizer.decode(alone, skip_special_tokens=True).strip()
         assert line["read"] == line["tokens"] == len(made.tokens)
-
-
-def test_places_of_answers_in_any_spacing() -> None:
-    """Tokens may begin with a space or lack it, and an answer may go over several."""
-    texts = ["The", " kit", "chen", " is", " New", "York", "."]
-    assert answer_places(texts, ("kitchen",)) == [1]
-    assert answer_places(texts, ("new york", "York")) == [4, 5]
-    assert answer_places(texts, ("bath", "")) == []
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -76,21 +73,6 @@ def test_formulas(seed: int, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_kvpress_keeps_the_same(seed: int) -> None:
-    """But for the newest entry, which always stays here."""
-    presses: Any = pytest.importorskip("kvpress", reason="kvpress is not installed")
-    given = prompt(seed)
-    keys, values = (given[name].transpose(1, 2) for name in ("key", "value"))
-    module = SimpleNamespace(config=SimpleNamespace(num_attention_heads=HEADS, num_key_value_heads=1), head_dim=WIDTH)
-    snapkv = presses.SnapKVPress(window_size=WINDOW, kernel_size=KERNEL)
-    for name, press in (("tova", presses.TOVAPress()), ("key_norm", presses.KnormPress()), ("snapkv", snapkv)):
-        score = press.score(module, keys[:, 0], keys, values, given["weight"], {})[0, 0].clone()
-        score[-WINDOW if name == "snapkv" else -1 :] = torch.inf
-        policy = policy_of(name)
-        assert kept(policy, read(policy, given, LENGTH)) == best(score), name
-
-
-@pytest.mark.parametrize("seed", range(3))
 def test_snapkv_in_blocks_of_queries(seed: int) -> None:
     """However a step is cut into blocks, even with blocks of fewer queries than the window has."""
     given, policy = prompt(seed), policy_of("snapkv")
@@ -110,20 +92,6 @@ def test_snapkv_evicts_nothing_that_no_query_has_judged(seed: int) -> None:
     state = read(policy_of("snapkv"), prompt(seed), chunk, 2 * chunk)
     last = (LENGTH - 1) // chunk * chunk  # where the last chunk begins
     assert {*range(last - WINDOW, LENGTH)} <= {*state.ranking.position[0].tolist()}
-
-
-@pytest.mark.parametrize(("window", "kernel", "name"), [(0, 5, "window"), (4, 2, "kernel"), (4, -1, "kernel")])
-def test_impossible_sizes_of_snapkv(window: int, kernel: int, name: str) -> None:
-    with pytest.raises(Exception, match=f"eviction.{name}"):
-        instantiate(composed("eviction=snapkv").eviction, window=window, kernel=kernel, _convert_="all")
-
-
-@pytest.mark.parametrize("name", ["h2o", "tova", "key_norm"])
-@pytest.mark.parametrize("recent", [-1, 2.5])
-def test_impossible_numbers_of_newest_entries(name: str, recent: float) -> None:
-    if name == "h2o" or recent < 0:
-        with pytest.raises(Exception, match="recent"):
-            instantiate(composed(f"eviction={name}").eviction, recent=recent, _convert_="all")
 
 
 def test_some_queries_of_a_block_are_those_of_each_row() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torture import files, kills, names, settings, together
-from tests.torture.outcome import GOOD, Case, summary
+from scripts.torture import files, kills, names, settings, together
+from scripts.torture.outcome import GOOD, Case, summary
 
 
 def assert_good(cases: list[Case], attempts: int) -> None:
@@ -19,10 +19,12 @@ def test_malformed_settings() -> None:
     assert_good(settings.campaign(100, 0), 100)
 
 
+@pytest.mark.slow
 def test_damaged_files() -> None:
     assert_good(files.campaign(40, 0, ("ivf",)), 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hostile", [names.fifo, names.not_utf8_name, names.strange_names])
 def test_hostile_text(hostile: names.Hostile) -> None:
     assert_good([names.prepared(hostile, False)], 1)

@@ -14,8 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from tests.conftest import NO_PICTURES
-from tests.torture.outcome import Case, attempt
+from scripts.torture.outcome import Case, attempt
 from trime.config.compose import compose_config
 from trime.lab.manifest import MANIFEST
 from trime.lab.runner import run
@@ -28,7 +27,7 @@ SMALL = (
     "trainer.enable_progress_bar=false",
     "logger=none",
     "report.samples.passages=0",
-    *NO_PICTURES,
+    *(f"report.figures.{name}=null" for name in ("picture", "memories", "analysis")),
 )
 RUNS = {
     "trime_ext": ("experiment=trime_ext", "evaluate.memories=[local,long,external,ngram,ngram_document]", "dataset.modules=20"),

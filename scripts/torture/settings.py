@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from tests.torture.outcome import Case, attempt
+from scripts.torture.outcome import Case, attempt
 from trime.common.io import plain
 from trime.config.compose import compose_config
 from trime.lab.runner import requested_stages

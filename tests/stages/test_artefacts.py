@@ -1,4 +1,4 @@
-"""Windows of a datastore's text that differ from those of evaluated text."""
+"""Which artefacts an experiment makes, from which windows, and that the same input gives the same bytes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,65 @@ import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
 
-from trime.errors import UserError
+from tests.conftest import composed
+from trime.lab.artefact import Artefact
 from trime.lab.runner import run
 from trime.stages.encode import Encode
 from trime.stages.graph import Graph
+
+
+def test_neighbours_are_for_training_alone() -> None:
+    """A model that is given by checkpoint= is not trained: no segment needs neighbours."""
+    words = ["experiment=trime_ext", "dataset=stdlib_tiny"]
+    assert Graph(composed(*words)).pack is not None
+    assert Graph(composed(*words, "checkpoint=outputs/artefacts/fit-0")).pack is None
+
+
+def test_the_text_of_ngrams_is_prepared_without_a_datastore(
+    text_folder: Path, tiny: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    """The memory ngram reads datastore.dataset, whether or not a row searches an index over it."""
+    words = ["experiment=ngram_lm", "dataset=stdlib_tiny", "dataset@datastore.dataset=folder", f"paths.data={tmp_path}/data"]
+    config = tiny(*words, f"datastore.dataset.path={text_folder}", f"paths.outputs={tmp_path}/outputs")
+    graph = Graph(config)
+    assert not graph.memories.datastores and graph.text_of(config) in graph.made_by("prepare")
+    run(config)
+    assert "ngram" in graph.evaluate.rows()[-1]["memories"]
+
+
+DATA = {".safetensors", ".npy", ".bin", ".index"}  # JSON has times
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the data files of all artefacts below a folder."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.suffix in DATA}
+
+
+@pytest.mark.parametrize("words", [("experiment=trime_ext",), pytest.param(("experiment=srupp",), marks=pytest.mark.slow)])
+def test_a_run_from_nothing_writes_the_same_bytes(words: list[str], tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    written = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        config = tiny(
+            *words, f"paths.outputs={folder}/outputs", f"paths.data={folder}/data", "train.updates=4", "dataset.modules=20"
+        )
+        run(config)
+        written.append(contents(folder))
+    assert written[0].keys() == written[1].keys() and len(written[0]) > 5
+    assert [name for name, content in written[0].items() if content != written[1][name]] == []
+
+
+@pytest.mark.slow
+def test_a_store_fits_the_same_model_trained_again(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+    first, again = (
+        tiny("experiment=knn_lm", "dataset.modules=20", f"paths.outputs={tmp_path}/{number}") for number in range(2)
+    )
+    run(first)
+    store: Artefact | None = Graph(first).store_of(first)
+    assert store is not None
+    other = tiny("experiment=knn_lm", "dataset.modules=20", f"paths.outputs={tmp_path}/1", f"datastore.path={store.path()}")
+    assert run(other).loss == run(again).loss
+
 
 WORDS = "experiment=knn_lm", "dataset.modules=20", "train.updates=2"
 
@@ -87,6 +142,7 @@ def test_windows_of_like_length_are_read_together(tiny: Callable[..., DictConfig
         torch.testing.assert_close(column, expected[name], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [0, 8])
 def test_the_published_order_is_of_windows_without_context(
     context: int, tiny: Callable[..., DictConfig], tmp_path: Path
@@ -97,20 +153,3 @@ def test_the_published_order_is_of_windows_without_context(
     run(graph.config)
     lengths = store.windows(graph.text_of(graph.config).corpus()).length
     assert (lengths[1:] >= lengths[:-1]).all() == (context == 0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["datastore.context=5000"], r"datastore\.block \+ datastore\.context=\d+ exceeds"),
-        (["datastore.block=0"], "datastore.block=0"),
-        (["datastore.context=-1"], "datastore.context=-1"),
-        (
-            ["backbone=transformer_xl", "batching=streams", "evaluate.context=0", "datastore.context=8"],
-            "set evaluate.context=0 and datastore.context=null",
-        ),
-    ],
-)
-def test_mistakes(settings: list[str], message: str, tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message):
-        run(tiny(*WORDS, *settings, f"paths.outputs={tmp_path}/outputs"))

@@ -1,4 +1,4 @@
-"""Beam search against every sentence, and against greedy search."""
+"""Beam search against every sentence; the entries that a report lists of a generated token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from trime.decoding.attribution import Attribution
 from trime.decoding.beam import Beam
+from trime.decoding.generation import AttributedToken, agreeing_entries, top_entries
+from trime.memory.inference.base import Entries
 
 
 def markov(seed: int, words: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -58,3 +61,22 @@ def test_a_beam_of_one_is_greedy_and_ends_in_time() -> None:
         for _ in range(longest):
             tokens.append(int(table[sentence, tokens[-2], tokens[-1]].argmax()))
         assert hypotheses[sentence].tokens == tokens[2:]
+
+
+def entries(tokens: list[int], empty: int = 0) -> Entries:
+    """Return entries that hold these tokens, the last of them empty."""
+    similarity = torch.zeros(len(tokens))
+    similarity[len(tokens) - empty :] = -torch.inf
+    return Entries(similarity, torch.tensor(tokens), torch.arange(len(tokens)))
+
+
+def test_a_memory_whose_mass_is_spread_is_listed_first() -> None:
+    """Four neighbours of 0.05 are more than one entry of 0.15, though each of them is less."""
+    weights = {"local": torch.tensor([0.15, 0.0]).double(), "external": torch.tensor([0.05] * 4 + [0.1]).double()}
+    memories = {"local": entries([7, 7], empty=1), "external": entries([7, 7, 7, 7, 3])}
+    parts = {name: torch.zeros(9).scatter_add(0, memories[name].token, weight.float()) for name, weight in weights.items()}
+    step = AttributedToken(7, Attribution(parts, weights), memories)
+    assert {(name, source) for name, _, source in top_entries(step, 2)} > {("local", 0)}
+    assert [name for name, _, _ in top_entries(step, 2)] == ["external", "local"]
+    assert [name for name, _, _ in top_entries(step, 1)] == ["external"]
+    assert agreeing_entries(step) == {"local": (1, 1), "external": (4, 5)}

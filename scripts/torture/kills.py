@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.torture.outcome import Case
-from tests.torture.together import MODULES, SECONDS, comparable, start
+from scripts.torture.outcome import Case
+from scripts.torture.together import MODULES, SECONDS, comparable, start
 
 KILLS = 20  # by default
 COMMANDS = {

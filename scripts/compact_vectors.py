@@ -1,7 +1,7 @@
-"""Make tests/golden/vectors from the full set of golden vectors: ``python -m tests.golden.compact FULL_FOLDER``.
+"""Make tests/golden/vectors from the full set of golden vectors: ``python -m scripts.compact_vectors FULL_FOLDER``.
 
-``chosen.json`` names the cases: at least one for every test, and of every kind the smallest. Their numbers are copied
-as they are, with these exceptions: arrays that no test reads are left out; outputs that are compared to 5e-5 are stored
+``tests/golden/chosen.json`` names the cases: at least one for every test, and of every kind the smallest. Their numbers
+are copied as they are, with these exceptions: arrays that no test reads are left out; outputs that are compared to 5e-5 are stored
 in float32; a model's outputs over a set of windows are those of the first windows; a checkpoint is its weights, each
 once, and its plain values. The bytes written depend on the numbers alone.
 """
@@ -23,8 +23,9 @@ from safetensors.torch import save_file
 from tests.golden.checkpoints import parted
 from tests.golden.texts import ids_of
 
-VECTORS = Path(__file__).parent / "vectors"
-CHOSEN = json.loads(Path(__file__).with_name("chosen.json").read_text())
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
+VECTORS = GOLDEN / "vectors"
+CHOSEN = json.loads((GOLDEN / "chosen.json").read_text())
 UNREAD = re.compile(  # arrays that no test reads
     r"max_abs_grad_diff_f32_vs_f64|(rank\d+_)?ntokens|hidden_after_.*|attn_probs_.*|(enc|dec)_hidden_.*|cross_.*"
     r"|attention_probs|out_official_f32|ys_f32|.*_(loss|lprobs)_f32"

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ROOT
-from tests.torture.outcome import Case
+from scripts.torture.outcome import Case
 
+ROOT = Path(__file__).parents[2]
 COMMAND, SMALL = (sys.executable, "cli.py"), ("size=tiny", "train.updates=3")
 MODULES = "dataset.modules=20"  # of the built-in corpus
 SPREAD = 6.0  # seconds over which the starts are spread

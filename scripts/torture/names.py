@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.torture.outcome import Case, attempt
+from scripts.torture.outcome import Case, attempt
 from trime.config.compose import compose_config
 from trime.lab.runner import run
 

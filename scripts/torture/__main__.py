@@ -1,4 +1,4 @@
-"""``python -m tests.torture settings|files|names|together|kills``: run a campaign and print what became of it."""
+"""``python -m scripts.torture settings|files|names|together|kills``: run a campaign and print what became of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import json
 import sys
 from pathlib import Path
 
-from tests.torture.outcome import GOOD, Case, summary
+from scripts.torture.outcome import GOOD, Case, summary
 
 CAMPAIGNS = ("settings", "files", "names", "together", "kills")
 
 
 def main() -> int:
     """Run the chosen campaigns; return 1 if an attempt went wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.torture", description=__doc__)
     parser.add_argument("campaign", nargs="*", choices=[*CAMPAIGNS, []], help="all of them by default")
     parser.add_argument("--count", type=int, help="number of attempts, drawn at random; by default all, or as many as usual")
     parser.add_argument("--seed", type=int, default=0)
@@ -23,7 +23,7 @@ def main() -> int:
     options = parser.parse_args()
     every: dict[str, list[Case]] = {}
     for name in options.campaign or CAMPAIGNS:
-        cases = every[name] = importlib.import_module(f"tests.torture.{name}").campaign(options.count, options.seed)
+        cases = every[name] = importlib.import_module(f"scripts.torture.{name}").campaign(options.count, options.seed)
         for case in cases:
             if case.outcome not in GOOD:
                 print(f"{case.outcome}: {case.what}: {case.message}")

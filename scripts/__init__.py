@@ -1,0 +1,1 @@
+"""Programs for maintainers: no part of the package, nor of its tests."""

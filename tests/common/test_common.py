@@ -1,0 +1,138 @@
+"""Files, kernels and settings of the processor that every room uses."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.helpers.results import made, scored
+from trime.common import progress
+from trime.common.cpu import MAX_ERROR, matmul_error, select_matmul
+from trime.common.io import checksum_of, to_json, write_json
+from trime.common.numba_kernels import LANES, STEP, lane_sum
+from trime.common.progress import Progress
+from trime.errors import UserError
+from trime.models.layers.attention import MATH_MAX_KEYS, fused_attention
+from trime.report.results import read_run, write_results
+from trime.report.run_result import ScoredRun
+from trime.scoring.loss_sums import LossSums
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_named_and_not_written(value: float, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    with pytest.raises(UserError, match=rf"rows.json: 1.tuned.loss is {value}"):
+        write_json(file, [{"loss": 1.0}, {"tuned": {"loss": value}}])
+    with pytest.raises(UserError, match=rf"results.json: tuned.k is {value}"):
+        write_results(tmp_path / "results.json", scored(made("trime", 0, [1.0]) | {"tuned": {"k": value}}))
+    with pytest.raises(UserError, match="loss"):
+        to_json({"loss": value}, file, indent=None)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_results_of_older_versions_may_hold_nan(tmp_path: Path) -> None:
+    content = made("old", 0, [math.nan])
+    (tmp_path / "results.json").write_text(json.dumps(content | {"checksum": checksum_of(content)}))
+    read = read_run(tmp_path / "results.json")
+    assert isinstance(read, ScoredRun) and math.isnan(read.row.loss)
+
+
+def test_a_loss_that_is_nan_is_refused_where_it_is_summed() -> None:
+    """argmin would take it for the best one."""
+    sums = LossSums()
+    sums.put((3, 0), torch.ones(1, 2), 5)
+    with pytest.raises(UserError, match=r"document 3, from token 1,024 on"):
+        sums.put((3, 1), torch.tensor([[1.0, math.nan]]), 5)
+    assert sums.tokens == 5
+
+
+def test_products_stay_float32() -> None:
+    select_matmul()
+    for shape in ((700, 300, 500), (5, 2000, 7), (129, 31, 1)):
+        assert matmul_error(*shape) < MAX_ERROR
+
+
+def test_a_library_that_rounds_is_not_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor whose oneDNN multiplies in bfloat16."""
+    torch.set_float32_matmul_precision("highest")
+    monkeypatch.setattr("trime.common.cpu.matmul_error", lambda *shape: 3e-3)
+    select_matmul()
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("length", [3, MATH_MAX_KEYS, MATH_MAX_KEYS + 1])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_the_same_in_both_forms(length: int, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In values and gradients, causal or under a mask; products stay float32, on any processor."""
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 4, length, 8).requires_grad_()
+    mask = torch.rand(2, 1, length, length) < 0.7 if masked else None
+    mask = None if mask is None else mask | torch.eye(length, dtype=torch.bool)
+    results = []
+    for precision in ("highest", "medium"):
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda precision=precision: precision)
+        output = fused_attention(query, key, value, mask, causal=mask is None)
+        results.append((output, *torch.autograd.grad(output.square().sum(), (query, key, value))))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+CODE = """
+import hashlib, torch
+from trime.memory.training.objective.blockwise import blockwise_mass
+from trime.memory.training.objective.blockwise_cpu import entry_masses
+from trime.memory.training.visibility import External, Long
+from trime.common.types import Contexts, TokenPosition
+
+torch.manual_seed(0)
+rows, length = 9, 150
+segment = torch.arange(rows).repeat_interleave(length)
+place = TokenPosition(segment // 3, segment, torch.arange(length).repeat(rows) + segment % 3 * length)
+g = torch.randn(rows * length, 24, requires_grad=True)
+contexts = Contexts(g, torch.randint(40, (rows * length,)), place)
+digest = hashlib.sha256()
+for visibility in (Long(), External()):
+    mass = blockwise_mass(contexts, contexts, visibility, torch.tensor([5.0]))
+    gradient, = torch.autograd.grad((mass.total - mass.target).masked_fill(mass.target.isinf(), 0).sum(), g)
+    for part in (mass.target, mass.total, gradient):
+        digest.update(part.detach().numpy().tobytes())
+scores, tokens = torch.randn(70, 333) * 4, torch.randint(9, (70, 333))
+mass = entry_masses(scores, tokens, torch.randint(9, (70,)), torch.tensor([0.5, 1.0, 2.0, 3.0]))
+digest.update(mass.target.numpy().tobytes() + mass.total.numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_compiled_and_cached_kernels_agree_to_the_last_bit(tmp_path: Path) -> None:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", CODE]
+    runs = [subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True) for _ in range(2)]
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
+    assert len(runs[0].stdout) > 60 and runs[0].stdout == runs[1].stdout
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, LANES, LANES + 1, STEP - 1, STEP, 3 * STEP + LANES + 5])
+def test_a_lane_sum_is_the_sum(count: int) -> None:
+    x = np.random.default_rng(count).random(count).astype(np.float32)
+    assert lane_sum(x, np.full(LANES, np.nan, np.float32)) == pytest.approx(x.astype(np.float64).sum(), rel=1e-6)
+
+
+def test_each_state_in_a_file_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "IN_FILE", 0)
+    with Progress(total=3, desc="long") as bar:
+        for _ in range(3):
+            bar.update()
+    lines = [line for line in capsys.readouterr().err.split("\n") if line]
+    assert lines and all(line.startswith("long") for line in lines) and "3/3" in lines[-1]
+    assert not any("\r" in line for line in lines)
