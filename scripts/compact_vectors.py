@@ -1,8 +1,8 @@
 """Make tests/golden/vectors from the full set of golden vectors: ``python -m scripts.compact_vectors FULL_FOLDER``.
 
 ``tests/golden/chosen.json`` names the cases: at least one for every test, and of every kind the smallest. Their numbers
-are copied as they are, with these exceptions: arrays that no test reads are left out; outputs that are compared to 5e-5 are stored
-in float32; a model's outputs over a set of windows are those of the first windows; a checkpoint is its weights, each
+are copied as they are, with these exceptions: arrays that no test reads are left out; outputs compared to 5e-5 are
+stored in float32; a model's outputs over a set of windows are those of the first windows; a checkpoint is its weights, each
 once, and its plain values. The bytes written depend on the numbers alone.
 """
 
