@@ -19,8 +19,7 @@ from omegaconf import DictConfig
 from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio
 from trime.config.compose import compose_config
 from trime.lab.runner import run
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
-from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
 from trime.stages.mixture import TuneMixture

@@ -37,7 +37,7 @@ from trime.lab.manifest import build_seconds
 from trime.memory.retrieval.index import AUTO, cell_count, choose_factory, complete_factory
 from trime.memory.retrieval.ivf import SAMPLE, STEPS, nearest_centroid
 from trime.stages.graph import Graph
-from trime.stages.graphs import build_graph
+from trime.stages.preflight import build_graph
 
 STAGES = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate")
 GROWING = ("encode", "datastore", "tune", "evaluate")  # with the datastore

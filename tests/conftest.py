@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import trime.config.register  # noqa: F401  the schema, which Hydra composes
+import trime.config.compose  # noqa: F401  the schema, which Hydra composes
 from trime.common.io import replacing
 from trime.config.folder import CONF
 

@@ -9,8 +9,7 @@ from hydra.utils import instantiate
 from tests.conftest import ROOT, composed
 from tests.helpers.laws import ROWS, WORDS, contexts
 from trime.common.types import Contexts, LogMass
-from trime.memory.inference.evicting import EvictingTokenMemory
-from trime.memory.inference.fifo import FifoTokenMemory
+from trime.memory.inference.evicting import EvictingTokenMemory, FifoTokenMemory
 from trime.memory.slots.eviction.fifo import FIFO
 from trime.memory.slots.eviction.initial import Constant
 from trime.memory.slots.eviction.lra_sum import LRASum

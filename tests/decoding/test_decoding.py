@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from trime.decoding.attribution import Attribution
-from trime.decoding.beam import Beam
 from trime.decoding.generation import AttributedToken, agreeing_entries, top_entries
+from trime.decoding.translator import Beam
 from trime.memory.inference.base import Entries
 
 

@@ -17,7 +17,7 @@ from tests.helpers.results import answered
 from trime.common.types import TokenPosition
 from trime.lab.config_hash import config_hash
 from trime.lab.runner import run
-from trime.memory.inference.fifo import FifoTokenMemory
+from trime.memory.inference.evicting import FifoTokenMemory
 from trime.memory.training.visibility import Local, same
 from trime.report.results import results_in
 from trime.report.run_result import RunResult, run_from_json

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.lab.runner import run
 from trime.stages.graph import Graph
-from trime.stages.graphs import build_graph
+from trime.stages.preflight import build_graph
 
 ALL_MEMORIES = "evaluate.memories=[local,long,external,ngram,ngram_document]"
 RUNS = {

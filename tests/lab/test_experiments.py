@@ -28,7 +28,7 @@ from trime.models.network import build_network
 from trime.scoring.rows import rows_of
 from trime.stages import encode
 from trime.stages.graph import Graph
-from trime.stages.graphs import build_graph
+from trime.stages.preflight import build_graph
 
 CONF = ROOT / "conf"
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models

@@ -16,8 +16,8 @@ from trime.config.compose import compose_config
 from trime.config.help import schema_entries
 from trime.lab.artefact import Artefact
 from trime.lab.config_hash import config_hash, without
-from trime.stages.graphs import build_graph
 from trime.stages.mixture import TuneMixture
+from trime.stages.preflight import build_graph
 from trime.stages.translation.graph import TranslationGraph
 
 SEARCHED = ("beam", "length_penalty", "min_length", "max_length", "sentences", "unweighted_external")

@@ -20,8 +20,7 @@ from tests.helpers.training import SHARDED, crash_before, load_weights, train, t
 from trime.common import progress
 from trime.common.types import Batch
 from trime.errors import UserError
-from trime.memory.training.drawn import Drawn
-from trime.memory.training.in_batch import InBatch
+from trime.memory.training.in_batch import Drawn, InBatch
 from trime.memory.training.visibility import Local
 from trime.models.backbones.transformer import Transformer
 from trime.models.layers.embeddings import AdaptiveInput

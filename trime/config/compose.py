@@ -1,17 +1,38 @@
-"""Compose configurations the way the command line does."""
+"""Compose configurations as the command line does; importing this registers what conf/config.yaml refers to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-import trime.config.register  # noqa: F401  what conf/config.yaml refers to
+from trime.config.fields import defaults
 from trime.config.folder import CONF
+from trime.config.schema import Settings
+
+
+def last_memory(rows: Any) -> str:
+    """Return the last memory in the softmax of the last row of results, as part of a name; ``cache`` where it interpolates."""
+    return "cache" if rows[-1].get("interpolate") else (*rows[-1]["joint"], "none")[len(rows[-1]["joint"]) - 1]
+
+
+RESOLVERS: dict[str, Callable[..., object]] = {  # as ${quotient:4096,512} and ${kind:package.module.Shuffled} in a yaml
+    "quotient": lambda a, b: int(a) // int(b),
+    "local": lambda place: str(Path(place).expanduser()),
+    "kind": lambda target: target.rpartition(".")[2].lower(),
+    "words": lambda values: "_".join(map(str, values)) or "none",  # [0.0, 0.8] as 0.0_0.8
+    "last_memory": last_memory,
+}
+for name, resolver in RESOLVERS.items():
+    OmegaConf.register_new_resolver(name, resolver, replace=True)
+ConfigStore.instance().store("schema", defaults(Settings))
 
 
 @contextmanager

@@ -12,8 +12,7 @@ import torch
 
 from trime.common.types import Float, Int, Tensor
 from trime.memory.inference.base import Entries
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
-from trime.scoring.mixture_spec import MixtureSpec, scales
+from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec, scales
 
 
 class Attribution(NamedTuple):

@@ -25,8 +25,7 @@ from trime.errors import UserError
 from trime.memory.inference.base import Entries, Memory, Window
 from trime.models.layers.attention import AttentionTrace
 from trime.models.network import Network
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
-from trime.scoring.mixture_spec import MixtureSpec, scales
+from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec, scales
 from trime.scoring.mixtures.experts import ExpertMasses, History, stack_masses
 from trime.scoring.scorer import Scorer
 

@@ -20,9 +20,9 @@ import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-import trime.config.register  # noqa: F401  what conf/config.yaml refers to
 from trime.common.choices import THREADS
 from trime.config.check import validate
+from trime.config.compose import compose_config
 from trime.config.folder import CONF, PROGRAM
 from trime.config.help import groups, schema_entries
 from trime.errors import UserError, install_command
@@ -85,7 +85,6 @@ def is_about_runs(words: list[str]) -> bool:
 
 def look_after(words: list[str]) -> int:
     """Run a command that is about finished runs alone, composed once and without Hydra's job; return the exit status."""
-    from trime.config.compose import compose_config
     from trime.lab.storage import DISK, LIST, PRUNE
 
     config = compose_config(*words)

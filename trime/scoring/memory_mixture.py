@@ -22,7 +22,7 @@ from trime.common.checks import (
 from trime.common.types import Contexts, Float, Int, LogMass, Tensor, TokenPosition
 from trime.errors import UserError
 from trime.memory.inference.base import Memory, Window
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec, MassCollector
+from trime.scoring.mixture_spec import FittedMixtureSpec, MassCollector
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import FEWEST_FOLDS, Mixture, folds
 from trime.scoring.scorer import Scorer

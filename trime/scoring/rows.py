@@ -11,8 +11,7 @@ from omegaconf import DictConfig
 from trime.common.io import plain
 from trime.errors import UserError
 from trime.memory.inference.base import MemoryTraits
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
-from trime.scoring.mixture_spec import Interpolation, MixtureSpec
+from trime.scoring.mixture_spec import FittedMixtureSpec, Interpolation, MixtureSpec
 from trime.scoring.scorer import memory_names
 
 NOT_FITTED = ("none", "joint", "interpolated")  # kinds of mixture without a model to fit

@@ -9,8 +9,7 @@ import torch
 
 from trime.common.types import Float, LogMass, Tensor
 from trime.memory.inference.base import Memory, Window
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
-from trime.scoring.mixture_spec import GridScorer, MixtureSpec, scales
+from trime.scoring.mixture_spec import FittedMixtureSpec, FittedScorer, GridScorer, MixtureSpec, scales
 
 Item = TypeVar("Item")
 

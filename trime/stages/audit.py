@@ -29,7 +29,7 @@ from trime.lab.stage import Stage
 from trime.memory.inference.base import StateScope, Window
 from trime.memory.retrieval.datastore import Datastore
 from trime.models.network import Reader
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
+from trime.scoring.mixture_spec import FittedMixtureSpec
 from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
 from trime.stages.scoring import build_scorer

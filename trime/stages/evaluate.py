@@ -20,10 +20,8 @@ from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts, columns_of, grouped, read_part
 from trime.lab.stage import Stage
 from trime.memory.inference.base import Memory
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
-from trime.scoring.frequency import TokenMeans, dev_frequency
-from trime.scoring.loss_sums import LossSums, summarize_row
-from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.loss_sums import LossSums, TokenMeans, dev_frequency, summarize_row
+from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
 from trime.stages.scoring import Scoring, build_scorer, text_parts, windows_of

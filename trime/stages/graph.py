@@ -25,8 +25,7 @@ from trime.lab.engines import Engine, Job, Local, MakePart
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.lab.stage import known_stages
 from trime.lab.tracking import build_loggers
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
-from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.rows import MixtureSpecs, rows_of
 from trime.stages.analysis.run_analysis import PerToken, RunAnalysis
 from trime.stages.analysis.subsets import SubsetMixtures, Subsets

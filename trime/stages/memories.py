@@ -6,20 +6,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from trime.common.io import plain
+from trime.common.identity import Free
+from trime.common.io import plain, write_json
+from trime.common.metrics import ResourceUsage
 from trime.common.parts import build
 from trime.config import schema
 from trime.config.check import checked
+from trime.data.segments import document_offsets
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.memory.inference.base import Memory, MemoryTraits, ReplayableMemory, StateScope
 from trime.memory.inference.external import ExternalMemory
-from trime.memory.inference.ngrams import Ngrams, TextNgrams
+from trime.memory.inference.ngrams import Ngrams, SuffixArray, TextNgrams
 from trime.memory.retrieval.datastore import Datastore, check_k
 from trime.memory.retrieval.index import AUTO
 from trime.scoring.rows import MixtureSpecs, traits_of
@@ -28,8 +32,37 @@ from trime.stages.datastore import BuildIndex, ExternalStore, check_faiss, check
 from trime.stages.encode import Encode
 from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.prepare import PreparedText
-from trime.stages.suffixes import Suffixes
 from trime.stages.windows import TextWindows
+
+FILES = ("text", "order", "starts", "ends")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Suffixes(Artefact):
+    """A suffix array in ``order.npy`` and ``starts.npy``, and its text with a separator after each document."""
+
+    kind, stage, format, summary_file = "suffixes", "datastore", 2, "suffixes.json"
+
+    text: PreparedText
+    split: str
+    bounded: bool  # documents are separate; else the text is one stream
+    lab: Free[Lab]
+
+    def build(self, folder: Path) -> None:
+        meter, corpus = ResourceUsage(), self.text.corpus()
+        text = corpus.split(self.split)
+        offsets = document_offsets(text, self.bounded)
+        array = SuffixArray.build(text.tokens, len(corpus.vocabulary), offsets)
+        for name, column in zip(FILES, (array.text, array.suffixes, array.starts, array.ends), strict=True):
+            np.save(folder / f"{name}.npy", column)
+        content = {"tokens": len(text.tokens), "text": corpus.fingerprint(self.split), "seconds": round(meter.seconds, 1)}
+        write_json(folder / "suffixes.json", content)
+
+    def array(self) -> SuffixArray:
+        """Return the suffix array, with its text memory-mapped."""
+        text, order, starts, ends = (np.load(self.path() / f"{name}.npy", mmap_mode="r") for name in FILES)
+        return SuffixArray(text, order, np.array(starts), np.array(ends))
+
 
 SEARCH = ("k", "nprobe", "rescore")  # the settings that decide what a search of the index returns
 

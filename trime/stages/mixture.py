@@ -22,9 +22,8 @@ from trime.data.corpus import content_hash
 from trime.errors import UserError
 from trime.lab.artefact import Lab
 from trime.lab.manifest import check_manifest
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.scoring.loss_sums import PART_TOKENS, LossSums, summarize_row
-from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.mixtures.experts import ExpertMasses, History, Mixture, folds, log_mixture
 from trime.stages.encode import Encode
 from trime.stages.memories import Memories

@@ -22,18 +22,25 @@ from trime.memory.training.visibility import Previous
 from trime.models.backbones.encoder_decoder import EncoderDecoder
 from trime.models.network import Network, build_network
 from trime.report.report_runs import check_report
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
-from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.rows import NOT_FITTED, memories_of, rows_of, traits_of
 from trime.stages.graph import Graph
-from trime.stages.graphs import build_graph
 from trime.stages.memories import Memories
 from trime.stages.mixture import given_mixture
 from trime.stages.model_io import CARRIED, ModelSettings
 from trime.stages.pretrained import ensure_model_folder, is_pretrained
+from trime.stages.translation.graph import TranslationGraph
 from trime.stages.windows import TextWindows
 from trime.training.hardware import Hardware
 from trime.training.trainer import TrainerSettings
+
+GRAPHS: dict[str, type[Graph]] = {"language_model": Graph, "translation": TranslationGraph}
+
+
+def build_graph(config: DictConfig) -> Graph:
+    """Return the graph of an experiment by its task."""
+    return GRAPHS[config.task](config)
+
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
 # Arguments of Lightning's trainer that the lab gives it, and the setting that decides each.

@@ -19,7 +19,7 @@ from trime.lab.manifest import file_checksum
 from trime.memory.slots.bounded import BoundedMemory
 from trime.models.pretrained.answering import Answerer, DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig
 from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.gguf import convert, find_gguf
+from trime.models.pretrained.loading import convert, find_gguf
 from trime.models.pretrained.rope import RopeDecoder, per_layer
 from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import PieceTokenizer

@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from trime.common.io import copy_file, plain, write_atomically, write_json
-from trime.lab.log_results import log_once
 from trime.lab.provenance import provenance
 from trime.lab.stage import RunOutcome, Stage
+from trime.lab.tracking import log_once
 from trime.report import tables
 from trime.report.answers import AnswerSample, answers_table, kept_panel
 from trime.report.canvas import Panel, save_panels

@@ -15,9 +15,8 @@ from trime.common.progress import Progress
 from trime.lab.parts import Parts, columns_of, grouped
 from trime.memory.inference.base import StateScope, Window
 from trime.memory.retrieval.datastore import Shards
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
 from trime.scoring.loss_sums import LossSums
-from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.scorer import Scorer, memory_names
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories

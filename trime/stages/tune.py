@@ -23,9 +23,8 @@ from trime.lab.parts import ArtefactInParts, columns_of, grouped, read_part
 from trime.lab.stage import RunOutcome, Stage
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import ExactSearch, recall_of
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec, MassCollector
 from trime.scoring.loss_sums import LossSums, summarize_row
-from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.mixture_spec import FittedMixtureSpec, MassCollector, MixtureSpec
 from trime.scoring.mixtures.experts import ExpertMasses, concat_masses
 from trime.scoring.scorer import Scorer, memory_names
 from trime.stages.encode import Encode, read_windows

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import composed
-from trime.models.pretrained.gguf import convert, find_gguf
-from trime.models.pretrained.loading import load_pretrained
+from trime.models.pretrained.loading import convert, find_gguf, load_pretrained
 from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.stages.pretrained import ensure_model_folder
 

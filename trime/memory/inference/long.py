@@ -10,8 +10,7 @@ from trime.common.checks import check_choice, check_object
 from trime.common.choices import METRICS, Metric
 from trime.common.types import Float, Int, LogMass, Tensor
 from trime.memory.inference.base import Entries, ReplayableMemory, StateScope, Window
-from trime.memory.inference.evicting import EvictingTokenMemory
-from trime.memory.inference.fifo import FifoTokenMemory
+from trime.memory.inference.evicting import EvictingTokenMemory, FifoTokenMemory
 from trime.memory.inference.local import context_entries
 from trime.memory.similarity import similarity
 from trime.memory.slots.eviction.base import EvictionPolicy

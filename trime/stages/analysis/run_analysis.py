@@ -20,7 +20,7 @@ from trime.common.types import Bool, Contexts, Tensor
 from trime.lab.artefact import Artefact, Lab
 from trime.memory.retrieval.datastore import KNNMemory
 from trime.memory.retrieval.search import CachedSearch
-from trime.scoring.frequency import BUCKETS, TokenMeans, dev_frequency
+from trime.scoring.loss_sums import BUCKETS, TokenMeans, dev_frequency
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import sizes_of
 from trime.stages.encode import Encode

@@ -25,10 +25,8 @@ from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, columns_of, grouped, read_part
 from trime.memory.inference.base import Memory, Window
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec, FittedScorer
-from trime.scoring.frequency import TokenMeans, dev_frequency
-from trime.scoring.loss_sums import LossSums, summarize_row
-from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.loss_sums import LossSums, TokenMeans, dev_frequency, summarize_row
+from trime.scoring.mixture_spec import FittedMixtureSpec, FittedScorer, MixtureSpec
 from trime.scoring.mixtures.experts import ExpertMasses
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode

@@ -21,8 +21,7 @@ from trime.lab.artefact import Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.models.network import Network
-from trime.scoring.fitted_mixture_spec import FittedMixtureSpec
-from trime.scoring.mixture_spec import MixtureSpec
+from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.memories import Memories
