@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scripts.torture.outcome import Case, attempt
 from trime.common.io import plain
+from trime.config.check import validate
 from trime.config.compose import compose_config
 from trime.lab.runner import requested_stages
 from trime.stages.preflight import check
@@ -110,6 +111,7 @@ def checked(config: DictConfig, key: str, value: str) -> str:
 
     override = OverridesParser.create().parse_override(f"{key}={value}")
     OmegaConf.update(config, key, override.value(), merge=True, force_add=True)
+    validate(config)
     requested_stages(config)
     check(config)
     return "accepted"
