@@ -200,6 +200,7 @@ def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
     store = "dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "stages=[prepare,fit,encode,datastore]"
     graph = Graph(tiny("experiment=knn_lm", *store, *(word.replace("TEXT", str(text_folder)) for word in words)))
     run(graph.config)
+    graph.test.make()
     asked = [graph.valid.summary(), graph.test.summary()]
     assert [graph.memories.datastores[0].index.knn_memory(split).hide_own for split in asked] == hidden
 

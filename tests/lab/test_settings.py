@@ -233,3 +233,10 @@ def test_a_hash_contains_what_says_by_its_fields_what_it_is() -> None:
 
 def test_without_removes_sections_and_parts() -> None:
     assert without({"a": {"b": 1, "c": 2}, "d": 3}, ("a.b", "d", "x.y", "d.z")) == {"a": {"c": 2}}
+
+
+@pytest.mark.parametrize("setting", ["datastore.dtype=int8", "index.recall=0.5", "train.updates=7", "dataset.modules=41"])
+def test_a_result_changes_with_what_it_is_made_from(setting: str) -> None:
+    """At any distance: results on test with the model, the datastore and the index that memories search."""
+    graphs = [build_graph(compose_config("experiment=trime_ext", "size=tiny", *more)) for more in ((), (setting,))]
+    assert len({graph.evaluate.fingerprint for graph in graphs}) == len({graph.tune.fingerprint for graph in graphs}) == 2

@@ -100,8 +100,8 @@ class Artefact(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The hash of kind, format and identity."""
-        return fingerprint_of([self.kind, self.format, self.identity()])
+        """The hash of kind, format, identity, and of the artefacts that it is made from, wherever its fields hold them."""
+        return fingerprint_of([self.kind, self.format, self.identity(), [need.fingerprint for need in self.needs()]])
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ from trime.report.results import portable, read_run, write_results
 from trime.report.run_result import ScoredRun
 from trime.report.tables import markdown, run_table, text_facts, text_notes
 from trime.stages.graph import Graph
+from trime.stages.mixture import TuneMixture
 from trime.stages.prepare import LEARNED
 from trime.stages.pretrained import is_pretrained
 
@@ -144,8 +145,8 @@ def roles_of(graph: Graph) -> Iterator[tuple[str, Artefact]]:
     """
     yield "corpus", graph.corpus
     yield "model", graph.model
-    if grid := getattr(graph.tune, "grid", None):
-        yield "grid", grid
+    if isinstance(graph.tune, TuneMixture):
+        yield "grid", graph.tune.grid
     yield "tune", graph.tune
     for name, memory in graph.memories.stored.items():
         waiting = [memory.text, *memory.needs()]
