@@ -33,7 +33,9 @@ from trime.stages.preflight import build_graph
 CONF = ROOT / "conf"
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models
 FILES = sorted(
-    path.relative_to(CONF / "experiment").with_suffix("").as_posix() for path in (CONF / "experiment").rglob("*.yaml")
+    path.relative_to(CONF / "experiment").with_suffix("").as_posix()
+    for path in (CONF / "experiment").rglob("*.yaml")
+    if path.parent.name != "reproduce"  # what the rows of a table share
 )
 ABLATIONS = [name for name in FILES if name.startswith("ablation/")]
 TABLES = sorted(path.stem for path in (CONF / "table").glob("*.yaml"))
