@@ -144,7 +144,8 @@ def roles_of(graph: Graph) -> Iterator[tuple[str, Artefact]]:
     """
     yield "corpus", graph.corpus
     yield "model", graph.model
-    if grid := getattr(graph.tune, "grid", None):
+    grid = getattr(graph.tune, "grid", None)  # of a fitted mixture; what tunes on a grid has settings of that name
+    if isinstance(grid, Artefact):
         yield "grid", grid
     yield "tune", graph.tune
     for name, memory in graph.memories.stored.items():
