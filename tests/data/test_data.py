@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests.conftest import SHARED
+from trime import BM25Neighbours
 from trime.config.compose import compose_config
 from trime.data import bm25
 from trime.data.batching.policies import BM25, Alternating, Consecutive, Shuffled, Streams
@@ -28,7 +29,7 @@ from trime.data.datasets.folder import Folder
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.data.datasets.wikitext import WikiText
 from trime.data.module import PlannedLoader, WindowLoader
-from trime.data.neighbours import NEAR, Exclude, Fast, Reference, excluded_ranges
+from trime.data.neighbours import NEAR, Exclude, RankBM25, excluded_ranges
 from trime.data.parallel.folder import ParallelFolder
 from trime.data.segments import Segments, allocate_tokens, collate, cut, cut_lines, parse_token_count
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
@@ -356,7 +357,7 @@ def random_segments(number: int, longest: int, words: int) -> list[np.ndarray]:
 
 
 def test_neighbours_are_lucenes() -> None:
-    segments, backend = random_segments(25, 30, 50), Fast()
+    segments, backend = random_segments(25, 30, 50), BM25Neighbours()
     backend.fit(segments)
     neighbours = backend.nearest(list(range(25)), 5)
     lists = [segment.tolist() for segment in segments]
@@ -396,7 +397,7 @@ def test_fast_neighbours_are_those_of_bm25s(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_last_segments_may_have_no_terms() -> None:
     """As those of ``<eos>`` alone, or of stop words."""
     segments = [np.array(terms, dtype=np.int64) for terms in ([1, 2, 3], [2, 3, 4], [], [1, 2, 9], [])]
-    fast, reference = Fast(), Reference()
+    fast, reference = BM25Neighbours(), RankBM25()
     fast.fit(segments)
     reference.fit(segments)
     found = fast.nearest([*range(5)], 2).tolist()
@@ -408,14 +409,14 @@ def test_of_segments_that_score_alike_the_first_is_nearest() -> None:
     segments = random_segments(300, 20, 1000)
     for number in (7, 9, 71, 200):
         segments[number] = np.array([2000, 2001, 2002])
-    backend = Fast()
+    backend = BM25Neighbours()
     backend.fit(segments)
     assert backend.nearest([7, 200], 2).tolist() == [[9, 71], [7, 9]]
 
 
 def test_the_okapi_variant_is_rank_bm25s() -> None:
     segments = random_segments(60, 80, 100)
-    fast, reference = Fast(1.5, 0.75, okapi=True), Reference()
+    fast, reference = BM25Neighbours(1.5, 0.75, okapi=True), RankBM25()
     fast.fit(segments)
     reference.fit(segments)
     for i in range(60):
@@ -426,7 +427,7 @@ def test_the_okapi_variant_is_rank_bm25s() -> None:
 
 def test_reference_backend_agrees_on_a_clear_case_and_drops_the_query_only() -> None:
     segments = [np.array(s) for s in ([1, 2, 3], [1, 2, 3], [7, 8], [3, 9, 9], [20, 21], [22, 23], [24, 25])]
-    for backend in (Fast(), Reference()):
+    for backend in (BM25Neighbours(), RankBM25()):
         backend.fit(segments)
         neighbours = backend.nearest([0, 1, 3], 3)
         assert neighbours[0, 0] == 1 and neighbours[1, 0] == 0, "a duplicate comes first, whatever its number"
@@ -440,7 +441,7 @@ def test_neighbours_leave_out_what_is_excluded(exclude: str, monkeypatch: pytest
     monkeypatch.setattr(bm25, "COLUMNS", 16)
     segments = random_segments(60, 40, 300)
     document = np.arange(60) // 4
-    numbers, backend = list(range(60)), Fast()
+    numbers, backend = list(range(60)), BM25Neighbours()
     backend.fit(segments)
     found = backend.nearest(numbers, 8, *excluded_ranges(numbers, document, exclude))
     lists = [segment.tolist() for segment in segments]

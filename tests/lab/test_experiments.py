@@ -285,7 +285,7 @@ def test_neighbours_and_index_backends(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     few = ["dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}", "evaluate.sample=starts"]
-    run(tiny("experiment=trime_ext", "neighbours=reference", "stages=[prepare,pack]", *few))
+    run(tiny("experiment=trime_ext", "neighbours=rank_bm25", "stages=[prepare,pack]", *few))
     losses = {}
     monkeypatch.setattr(indices, "EXACT_UP_TO", 100)
     rescored = "factory=Flat rescore=true"
