@@ -108,10 +108,9 @@ def training(folder: Path) -> Iterator[Contest]:
 
 
 def plain_sums(block: Any, importance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``weighted_sums`` by one product in float32."""
-    seen = importance.masked_fill(block.score == -torch.inf, 0.0).flatten(1, 2)
-    factors = weight.float().repeat(1, importance.shape[1])[:, None]
-    return (factors @ seen).squeeze(1).double(), block.score.amax((1, 2)) > -torch.inf
+    """Return ``weighted_sums``, in float64 as there, by PyTorch."""
+    by_query = importance.masked_fill(block.score == -torch.inf, 0.0).sum(1, dtype=torch.float64)
+    return (weight[:, None] @ by_query).squeeze(1), block.score.amax((1, 2)) > -torch.inf
 
 
 def sums_swap() -> ExitStack:

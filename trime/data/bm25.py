@@ -53,26 +53,29 @@ def index_of(segments: list[np.ndarray], k1: float, b: float, okapi: bool = Fals
     n, lengths = len(segments), np.array([len(segment) for segment in segments], np.int64)
     lows, vocabulary = range(0, n, COLUMNS), 1 + max(int(segment.max(initial=0)) for segment in segments)
 
-    def pairs_from(low: int, number: np.ndarray) -> np.ndarray:
-        """Return segment * vocabulary + the term's number for every token of a block."""
+    def distinct(low: int, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return segment * vocabulary + the term's number for each term of a block's segments, in order, and its counts."""
         part = segments[low : low + COLUMNS]
-        return np.repeat(np.arange(len(part)), lengths[low : low + COLUMNS]) * vocabulary + number[np.concatenate(part)]
+        pairs = np.repeat(np.arange(len(part)), lengths[low : low + COLUMNS]) * vocabulary + number[np.concatenate(part)]
+        pairs.sort()  # several times faster than np.unique
+        first = np.flatnonzero(np.diff(pairs, prepend=-1))
+        return pairs[first], np.diff(first, append=len(pairs))
 
     same, df = np.arange(vocabulary), np.zeros(vocabulary, np.int64)
     for low in lows:
-        df += np.bincount(np.unique(pairs_from(low, same)) % vocabulary, minlength=vocabulary)
+        df += np.bincount(distinct(low, same)[0] % vocabulary, minlength=vocabulary)
     # Numbers by falling document frequency put the frequent terms, which become columns of the matrix, first.
     order = np.argsort(-df, kind="stable")[: np.count_nonzero(df)]
     number, df = np.zeros(vocabulary, np.int64), df[order]
     number[order] = np.arange(len(order))
-    distinct = [np.unique(pairs_from(low, number), return_counts=True) for low in lows]
-    count = np.concatenate([counts.astype(np.int32) for _, counts in distinct])
-    term = np.concatenate([(pairs % vocabulary).astype(np.int32) for pairs, _ in distinct])
-    sizes = [
-        np.bincount(pairs // vocabulary, minlength=min(COLUMNS, n - low))
-        for low, (pairs, _) in zip(lows, distinct, strict=True)
-    ]
-    edges = np.r_[0, np.concatenate(sizes).cumsum()]
+    terms_of, counts, sizes = [], [], []
+    for low in lows:
+        pairs, count = distinct(low, number)
+        segment, term = np.divmod(pairs, vocabulary)
+        terms_of.append(term.astype(np.int32))
+        counts.append(count.astype(np.int32))
+        sizes.append(np.bincount(segment, minlength=min(COLUMNS, n - low)))
+    term, count, edges = np.concatenate(terms_of), np.concatenate(counts), np.r_[0, np.concatenate(sizes).cumsum()]
     if okapi:
         idf = np.log(n - df + 0.5) - np.log(df + 0.5)
         idf = np.where(idf < 0, 0.25 * idf.mean(), idf)
