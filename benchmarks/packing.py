@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.common.metrics import ResourceUsage, process_peak
-from trime.data.neighbours import Fast, Reference
+from trime.data.neighbours import BM25, RankBM25
 
 WORDS, DOCUMENT, OWN, SHARE, K = 32_000, 100, 300, 0.15, 20
 WHOLE = 690_000  # segments of 150 tokens: WikiText-103 in the 150M model's training (TRIME Table 9)
@@ -32,11 +32,11 @@ class Bm25s:
 
     def fit(self, segments: list[np.ndarray]) -> None:
         """Index segments of word numbers."""
-        from bm25s import BM25
+        import bm25s
 
         self.ids = [segment.tolist() for segment in segments]
         self.vocabulary = {str(word): word for word in range(WORDS + 1)}
-        self.index = BM25(k1=0.9, b=0.4, method="lucene", backend="numba")
+        self.index = bm25s.BM25(k1=0.9, b=0.4, method="lucene", backend="numba")
         self.index.index((self.ids, self.vocabulary), show_progress=False)
 
     def nearest(self, queries: list[int], k: int) -> np.ndarray:
@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace) -> Measured:
 
 def measure_size(segments: list[np.ndarray], options: argparse.Namespace, compare: bool) -> list[dict[str, Any]]:
     """Return a row for each backend."""
-    backends: dict[str, Any] = {"trime": Fast()} | ({"bm25s": Bm25s(), "rank_bm25": Reference()} if compare else {})
+    backends: dict[str, Any] = {"trime": BM25()} | ({"bm25s": Bm25s(), "rank_bm25": RankBM25()} if compare else {})
     rows, contestants = dict[str, dict[str, Any]](), dict[str, Callable[[], Any]]()
     for name, backend in backends.items():
         meter, before = ResourceUsage(), process_peak()

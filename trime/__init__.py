@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trime.bundle.loaded_model import load
-    from trime.data.neighbours import Fast as BM25Neighbours
+    from trime.data.neighbours import BM25 as BM25Neighbours  # noqa: N811 (ruff takes a class of capitals for a constant)
     from trime.memory.inference.base import Memory, Window
     from trime.memory.inference.external import ExternalMemory
     from trime.memory.inference.local import LocalMemory
@@ -121,7 +121,7 @@ DEFINED_IN = {
     "trime_loss": "trime.training.trime_loss",
     "window_of": "trime.scoring.memory_mixture",
 }
-ALIASES = {"BM25Neighbours": "Fast"}  # names that differ where they are defined
+ALIASES = {"BM25Neighbours": "BM25"}  # names that differ where they are defined
 
 
 def __getattr__(name: str) -> Any:

@@ -151,7 +151,7 @@ def test_the_heads_are_the_same() -> None:
 
 def test_contestants_of_packing_agree() -> None:
     segments = packing.segments_of(None, 400, 60)
-    fast, other = packing.Fast(), packing.Bm25s()
+    fast, other = packing.BM25(), packing.Bm25s()
     for backend in (fast, other):
         backend.fit(segments)
     found, theirs = fast.nearest([5, 6, 7], 20), other.nearest([5, 6, 7], 20)

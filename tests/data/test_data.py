@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import SHARED
+from trime import BM25Neighbours
 from trime.data import bm25
 from trime.data.batching.policies import BM25, Alternating, Consecutive, Shuffled, Streams
 from trime.data.batching.published import Published
@@ -26,7 +27,7 @@ from trime.data.datasets.folder import Folder
 from trime.data.datasets.stdlib import StandardLibrary
 from trime.data.datasets.wikitext import WikiText
 from trime.data.module import PlannedLoader, WindowLoader
-from trime.data.neighbours import NEAR, Exclude, Fast, Reference, excluded_ranges
+from trime.data.neighbours import NEAR, Exclude, RankBM25, excluded_ranges
 from trime.data.segments import Segments, allocate_tokens, collate, cut, cut_lines, parse_token_count
 from trime.data.tokenizers import ByteNumbers, Bytes, PythonSource, Whitespace, Words
 from trime.data.vocabulary import SpecialIds, Vocabulary
@@ -311,7 +312,7 @@ def random_segments(number: int, longest: int, words: int) -> list[np.ndarray]:
 
 
 def test_neighbours_are_lucenes() -> None:
-    segments, backend = random_segments(25, 30, 50), Fast()
+    segments, backend = random_segments(25, 30, 50), BM25Neighbours()
     backend.fit(segments)
     neighbours = backend.nearest(list(range(25)), 5)
     lists = [segment.tolist() for segment in segments]
@@ -351,7 +352,7 @@ def test_fast_neighbours_are_those_of_bm25s(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_last_segments_may_have_no_terms() -> None:
     """As those of ``<eos>`` alone, or of stop words."""
     segments = [np.array(terms, dtype=np.int64) for terms in ([1, 2, 3], [2, 3, 4], [], [1, 2, 9], [])]
-    fast, reference = Fast(), Reference()
+    fast, reference = BM25Neighbours(), RankBM25()
     fast.fit(segments)
     reference.fit(segments)
     found = fast.nearest([*range(5)], 2).tolist()
@@ -365,7 +366,7 @@ def test_neighbours_leave_out_what_is_excluded(exclude: str, monkeypatch: pytest
     monkeypatch.setattr(bm25, "COLUMNS", 16)
     segments = random_segments(60, 40, 300)
     document = np.arange(60) // 4
-    numbers, backend = list(range(60)), Fast()
+    numbers, backend = list(range(60)), BM25Neighbours()
     backend.fit(segments)
     found = backend.nearest(numbers, 8, *excluded_ranges(numbers, document, exclude))
     lists = [segment.tolist() for segment in segments]

@@ -1,4 +1,4 @@
-"""How numba kernels are compiled and run, and the vectorised exponential and sums that they share."""
+"""How numba kernels are compiled and run, and the vectorised exponential, sums and maxima that they share."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)
 P0, P1, P2, P3, P4, P5, P6 = (
     np.float32(c) for c in Chebyshev.interpolate(np.exp2, 6, [-0.5, 0.5]).convert(kind=Polynomial).coef
 )
+HIDDEN = np.float32(-np.inf)  # the score of an entry that is not seen
 MIN_EXPONENT = np.float32(-87.0)  # e^-87 is close to the smallest normal float32
 
 
@@ -82,3 +83,17 @@ def add_lanes(lanes):  # type: ignore[no-untyped-def]
     for i in range(LANES // 4):
         total += (lanes[i] + lanes[i + LANES // 4]) + (lanes[i + LANES // 2] + lanes[i + 3 * LANES // 4])
     return total
+
+
+@numba_jit()
+def largest(x, lanes):  # type: ignore[no-untyped-def]
+    """Return the largest number of ``x``, -inf if it is empty; ``lanes`` is a buffer of LANES partial maxima."""
+    lanes[:] = HIDDEN
+    whole = len(x) // STEP * STEP
+    for first in range(0, whole, STEP):
+        part = x[first : first + STEP]
+        for i in range(LANES):
+            lanes[i] = max(max(lanes[i], part[i]), max(max(part[i + LANES], part[i + 2 * LANES]), part[i + 3 * LANES]))
+    for j in range(whole, len(x)):
+        lanes[0] = max(lanes[0], x[j])
+    return lanes.max()

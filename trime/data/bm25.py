@@ -51,16 +51,31 @@ class Index(NamedTuple):
 def index_of(segments: list[np.ndarray], k1: float, b: float, okapi: bool = False) -> Index:
     """Index segments with Lucene's impacts, or with those of rank_bm25's Okapi (see ``trime.data.neighbours``)."""
     n, lengths = len(segments), np.array([len(segment) for segment in segments], np.int64)
-    flat = np.concatenate(segments).astype(np.int32)
-    cuts, edges = np.r_[0, lengths.cumsum()], np.zeros(n + 1, np.int64)
-    df = np.zeros(int(flat.max(initial=0)) + 1, np.int64)
-    count_document_frequency(flat, cuts, df)
+    lows, vocabulary = range(0, n, COLUMNS), 1 + max(int(segment.max(initial=0)) for segment in segments)
+
+    def distinct(low: int, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return segment * vocabulary + the term's number for each term of a block's segments, in order, and its counts."""
+        part = segments[low : low + COLUMNS]
+        pairs = np.repeat(np.arange(len(part)), lengths[low : low + COLUMNS]) * vocabulary + number[np.concatenate(part)]
+        pairs.sort()  # several times faster than np.unique
+        first = np.flatnonzero(np.diff(pairs, prepend=-1))
+        return pairs[first], np.diff(first, append=len(pairs))
+
+    same, df = np.arange(vocabulary), np.zeros(vocabulary, np.int64)
+    for low in lows:
+        df += np.bincount(distinct(low, same)[0] % vocabulary, minlength=vocabulary)
     # Numbers by falling document frequency put the frequent terms, which become columns of the matrix, first.
     order = np.argsort(-df, kind="stable")[: np.count_nonzero(df)]
-    number, count = np.empty(len(df), np.int32), np.empty(len(flat), np.int32)
-    number[order] = np.arange(len(order), dtype=np.int32)
-    total = count_terms(flat, number, cuts, edges, count)
-    term, count, df = flat[:total].copy(), count[:total].copy(), df[order]
+    number, df = np.zeros(vocabulary, np.int64), df[order]
+    number[order] = np.arange(len(order))
+    terms_of, counts, sizes = [], [], []
+    for low in lows:
+        pairs, count = distinct(low, number)
+        segment, term = np.divmod(pairs, vocabulary)
+        terms_of.append(term.astype(np.int32))
+        counts.append(count.astype(np.int32))
+        sizes.append(np.bincount(segment, minlength=min(COLUMNS, n - low)))
+    term, count, edges = np.concatenate(terms_of), np.concatenate(counts), np.r_[0, np.concatenate(sizes).cumsum()]
     if okapi:
         idf = np.log(n - df + 0.5) - np.log(df + 0.5)
         idf = np.where(idf < 0, 0.25 * idf.mean(), idf)
@@ -69,59 +84,20 @@ def index_of(segments: list[np.ndarray], k1: float, b: float, okapi: bool = Fals
     norm = (k1 * (1 - b + b * lengths / max(1.0, lengths.mean()))).astype(np.float32)
     impact = idf.astype(np.float32)[term] * (count / (count + np.repeat(norm, np.diff(edges)))).astype(np.float32)
     terms, frequent = Terms(edges, term, count, impact), int((df > FREQUENT * n).sum())
-    return Index(terms, frequent, [block_of(terms, len(df), frequent, low, low + COLUMNS) for low in range(0, n, COLUMNS)])
-
-
-@numba_jit()
-def count_document_frequency(flat, cuts, df):  # type: ignore[no-untyped-def]
-    """Count in ``df`` the segments that contain each term."""
-    seen = np.full(len(df), -1, np.int64)
-    for number in range(len(cuts) - 1):
-        for term in flat[cuts[number] : cuts[number + 1]]:
-            if seen[term] != number:
-                seen[term] = number
-                df[term] += 1
-
-
-@numba_jit()
-def count_terms(flat, number, cuts, edges, count):  # type: ignore[no-untyped-def]
-    """Replace ``flat`` by the distinct terms of each segment in ascending order, and return their number in all."""
-    total = 0
-    for segment in range(len(cuts) - 1):
-        terms = np.sort(number[flat[cuts[segment] : cuts[segment + 1]]])
-        for i in range(len(terms)):
-            if i and terms[i] == terms[i - 1]:
-                count[total - 1] += 1
-            else:
-                flat[total], count[total] = terms[i], 1
-                total += 1
-        edges[segment + 1] = total
-    return total
+    return Index(terms, frequent, [block_of(terms, len(df), frequent, low, low + COLUMNS) for low in lows])
 
 
 def block_of(terms: Terms, vocabulary: int, frequent: int, low: int, high: int) -> Block:
     """Return the impacts in segments ``low`` to ``high``, or to the last one; ``vocabulary`` is the number of terms."""
     edges = terms.edges[low : high + 1]
     term, impact = terms.term[edges[0] : edges[-1]], terms.impact[edges[0] : edges[-1]]
-    start = np.r_[0, np.bincount(term[term >= frequent] - frequent, minlength=vocabulary - frequent).cumsum()]
+    segment, is_frequent = np.repeat(np.arange(len(edges) - 1, dtype=np.uint32), np.diff(edges)), term < frequent
     dense = np.zeros((len(edges) - 1, frequent), np.float32)
-    segment, rare = np.empty(start[-1], np.uint32), np.empty(start[-1], np.float32)
-    fill_block(edges - edges[0], term, impact, dense, start[:-1].copy(), segment, rare)
-    return Block(torch.from_numpy(dense), start.astype(np.int32), segment, rare)
-
-
-@numba_jit()
-def fill_block(edges, term, impact, dense, offset, segment, rare):  # type: ignore[no-untyped-def]
-    """Write every impact to its column, or to its term's next posting (``offset``)."""
-    frequent = dense.shape[1]
-    for number in range(len(edges) - 1):
-        for j in range(edges[number], edges[number + 1]):
-            if term[j] < frequent:
-                dense[number, term[j]] = impact[j]
-            else:
-                p = offset[term[j] - frequent]
-                segment[p], rare[p] = number, impact[j]
-                offset[term[j] - frequent] += 1
+    dense[segment[is_frequent], term[is_frequent]] = impact[is_frequent]
+    segment, impact, term = segment[~is_frequent], impact[~is_frequent], term[~is_frequent] - frequent
+    by_term = np.argsort(term, kind="stable")
+    start = np.r_[0, np.bincount(term, minlength=vocabulary - frequent).cumsum()]
+    return Block(torch.from_numpy(dense), start.astype(np.int32), segment[by_term], impact[by_term])
 
 
 def nearest(
@@ -142,7 +118,9 @@ def nearest(
         rows = slice(low, low + ROWS)
         query, best = np.asarray(queries[rows], np.int64), (number[rows], score[rows])
         weight = torch.zeros(len(query), index.frequent)
-        run_kernel(fill_weights, *terms[:3], query, weight)
+        for row, (start, end) in zip(weight.numpy(), zip(terms.edges[query], terms.edges[query + 1], strict=True), strict=True):
+            end = start + np.searchsorted(terms.term[start:end], index.frequent)  # a segment's frequent terms come first
+            row[terms.term[start:end]] = terms.counts[start:end]
         for block_number, block in enumerate(index.blocks):
             scores = weight @ block.dense.T
             left_out = excluded[rows], limit[rows]
@@ -151,15 +129,6 @@ def nearest(
             )
     order = np.lexsort((number, -score), axis=1)
     return np.take_along_axis(number, order, 1), np.take_along_axis(score, order, 1)
-
-
-@numba_jit()
-def fill_weights(edges, term, count, queries, weight):  # type: ignore[no-untyped-def]
-    """Write the count of each frequent term in the queries."""
-    for row in range(len(queries)):
-        for j in range(edges[queries[row]], edges[queries[row] + 1]):
-            if term[j] < weight.shape[1]:
-                weight[row, term[j]] = count[j]
 
 
 @numba_jit(parallel=True)

@@ -1,8 +1,8 @@
 """SimSeg(I, c, k) of TRIME's Algorithm 1: each segment's k most similar other segments by BM25.
 
-``Fast`` computes two variants: Lucene's idf, log(1 + (N - df + 1/2) / (df + 1/2)), is always positive; Okapi's, of rank_bm25,
+``BM25`` computes two variants: Lucene's idf, log(1 + (N - df + 1/2) / (df + 1/2)), is always positive; Okapi's, of rank_bm25,
 is negative for terms in more than half the segments and is then replaced by a quarter of the mean idf, so that these terms
-outrank rarer ones. ``Reference`` is rank_bm25 itself. Terms are token ids, or those of an analyzer.
+outrank rarer ones. ``RankBM25`` is rank_bm25 itself. Terms are token ids, or those of an analyzer.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TermTable:
 
 
 def excluded_ranges(queries: list[int], document: np.ndarray, exclude: str) -> tuple[np.ndarray, float]:
-    """Return the range of segments excluded for each query, and the maximum score ratio, for ``Fast.nearest``.
+    """Return the range of segments excluded for each query, and the maximum score ratio, for ``BM25.nearest``.
 
     ``document`` [n] is the document of each segment, in ascending order. ``exclude`` names what is no neighbour besides the
     segment itself: none, segments of the same document, or near copies.
@@ -83,7 +83,7 @@ def excluded_ranges(queries: list[int], document: np.ndarray, exclude: str) -> t
     return self_ranges(np.array(queries)), NEAR if exclude == "near_copies" else math.inf
 
 
-class Fast:
+class BM25:
     """BM25 with compiled loops on all of PyTorch's threads; Lucene's variant, or ``okapi``.
 
     The stage pack applies the ``analyzer`` (raw or english) before ``fit``, and ``exclude`` by ``excluded_ranges``.
@@ -125,8 +125,8 @@ class Fast:
         return nearest(self.index, np.array(queries), k, excluded, max_ratio)[0]
 
 
-class Reference:
-    """BM25Okapi of rank_bm25, for small corpora and for comparison; used as ``Fast`` is."""
+class RankBM25:
+    """BM25Okapi of rank_bm25, for small corpora and for comparison; used as ``BM25`` is."""
 
     def __init__(self, analyzer: Analyzer = "raw", exclude: Exclude = "none"):
         self.analyzer, self.exclude = analyzer, exclude

@@ -86,11 +86,11 @@ class IVFSearch:
         return score.to(query.device), number.long().to(query.device)
 
     def nearest_in(
-        self, local: Float[Tensor, "n d"], visited: Int[Tensor, "n p"], k: int, ordered: bool = True
+        self, local: Float[Tensor, "n d"], visited: Int[Tensor, "n p"], k: int
     ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
         """Return the nearest keys in the visited cells of this part, for queries as ``Cells.visited`` returns them.
 
-        Numbers have 32 bits where they fit. ``ordered``: the nearest first.
+        Numbers have 32 bits where they fit; the nearest come first.
         """
         flat = visited.flatten()
         order = flat.argsort(stable=True)  # pairs of query and cell, sorted by cell
@@ -104,7 +104,7 @@ class IVFSearch:
         batch = (sizes.cumsum(0) - sizes) // SCORES
         for pairs in torch.split(torch.arange(len(order)), batch.unique_consecutive(return_counts=True)[1].tolist()):
             self.score_pairs(local, cell[pairs], row[pairs])
-        score, slot = self.topk.result(ordered)
+        score, slot = self.topk.result()
         slot = slot.masked_fill_(slot < 0, len(self.number) - 1)
         number = self.number.index_select(0, slot.flatten()).view(slot.shape)
         if self.metric == "l2":

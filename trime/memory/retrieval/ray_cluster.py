@@ -57,14 +57,14 @@ class RayWorker:
         return os.getpid()
 
     def nearest(self, request: tuple[Any, Any], k: int) -> tuple[Any, Any]:
-        """Return similarities and numbers as NumPy arrays, in no order, since those of all parts are merged.
+        """Return similarities and numbers as NumPy arrays.
 
         ``request`` has queries [n d] and, where parts are cells, the cells that they visit [n p], as NumPy arrays. Otherwise
         numbers are counted from the part's first entry.
         """
         query, search = torch.tensor(request[0]), self.search
         if isinstance(search, IVFSearch) and request[1] is not None:
-            score, number = search.nearest_in(query, torch.tensor(request[1]).long(), k, ordered=False)
+            score, number = search.nearest_in(query, torch.tensor(request[1]).long(), k)
             return score.numpy(), number.numpy()
         score, number = search.nearest(query.to(self.device), k)
         return score.cpu().numpy(), number.int().cpu().numpy()  # numbers within a part are below 2^31

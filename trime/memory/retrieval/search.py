@@ -10,7 +10,7 @@ import torch
 
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
-from trime.memory.retrieval.streaming_topk import StreamingTopK, merge
+from trime.memory.retrieval.streaming_topk import StreamingTopK
 from trime.memory.similarity import normalize_keys, similarity
 
 Blocks = Callable[[], Iterator[Tensor]]  # iterates over all keys, in blocks
@@ -100,9 +100,6 @@ def merge_results(
     parts = zip([number for _, number in results], firsts, strict=True)
     is_divided = any(firsts)  # by rows: numbers of the whole may have more than 32 bits
     number = torch.stack([torch.where(n < 0, n, n.long() + first) if is_divided else n for n, first in parts])
-    if score.device.type == "cpu":
-        best, numbers = merge(score, number, k)
-        return best, numbers.long()
     best, chosen = score.transpose(0, 1).flatten(1).topk(k, 1)
     return best, number.transpose(0, 1).flatten(1).gather(1, chosen).long()
 

@@ -50,23 +50,11 @@ class StreamingTopK:
         """
         run_kernel(add_cells, flat, edges, offset, cell, start, self.k, self.score, self.index, self.count, self.threshold)
 
-    def result(self, ordered: bool = True) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Return the scores and 32-bit indices of the K largest; (-inf, -1) where there are fewer.
-
-        The largest comes first; without ``ordered`` they are in no order, which takes half as long.
-        """
+    def result(self) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        """Return the scores and 32-bit indices of the K largest, the largest first; (-inf, -1) where there are fewer."""
         score, index = torch.empty(len(self.count), self.k), torch.empty(len(self.count), self.k, dtype=torch.int32)
-        run_kernel(finish, self.k, self.score, self.index, self.count, score, index, ordered)
+        run_kernel(finish, self.k, self.score, self.index, self.count, score, index)
         return score, index
-
-
-def merge(
-    score: Float[Tensor, "p n k"], number: Int[Tensor, "p n k"], k: int
-) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-    """Return the K largest scores of all parts with their numbers, the largest first, on the CPU."""
-    best, best_number = torch.empty(score.shape[1], k), torch.empty(score.shape[1], k, dtype=number.dtype)
-    run_kernel(merge_rows, score, number, k, best, best_number)
-    return best, best_number
 
 
 @numba_jit(parallel=True)
@@ -165,8 +153,8 @@ def select(score, index, k, count):  # type: ignore[no-untyped-def]
 
 
 @numba_jit(parallel=True)
-def finish(k, score, index, count, best, best_index, ordered):  # type: ignore[no-untyped-def]
-    """Copy each query's k largest candidates; (-inf, -1) where there are fewer."""
+def finish(k, score, index, count, best, best_index):  # type: ignore[no-untyped-def]
+    """Copy each query's k largest candidates in falling order; (-inf, -1) where there are fewer."""
     for row in prange(len(count)):
         if count[row] > k:
             size, _ = prune(score[row], index[row], k, count[row])
@@ -174,32 +162,8 @@ def finish(k, score, index, count, best, best_index, ordered):  # type: ignore[n
                 select(score[row], index[row], k, size)
             count[row] = k
         size = count[row]
-        if ordered:
-            sort(score[row], index[row], size, best[row], best_index[row])
-        else:
-            best[row, :size], best_index[row, :size] = score[row, :size], index[row, :size]
+        sort(score[row], index[row], size, best[row], best_index[row])
         best[row, size:], best_index[row, size:] = -np.inf, -1
-
-
-@numba_jit(parallel=True)
-def merge_rows(score, number, k, best, best_number):  # type: ignore[no-untyped-def]
-    """Write each query's k largest of all parts: none is below the last of a part, since that has k."""
-    parts, rows, size = score.shape
-    for row in prange(rows):
-        bound = -np.inf
-        for part in range(parts):
-            last = np.inf
-            for i in range(size):
-                last = min(last, score[part, row, i])
-            bound = max(bound, last)
-        kept, index, count = np.empty(parts * size + 1, np.float32), np.empty(parts * size + 1, number.dtype), 0
-        for part in range(parts):
-            for i in range(size):
-                kept[count], index[count] = score[part, row, i], number[part, row, i]
-                count += score[part, row, i] >= bound
-        if count > k:
-            select(kept, index, k, count)
-        sort(kept, index, k, best[row], best_number[row])
 
 
 @numba_jit()
@@ -207,9 +171,8 @@ def sort(score, index, size, best, best_index):  # type: ignore[no-untyped-def]
     """Write the first ``size`` scores and their indices, the largest first: a radix sort of their bits, 8 at a time."""
     key, order = np.empty((2, size), np.uint32), np.empty((2, size), np.int32)
     bits = score[:size].view(np.uint32)
-    for i in range(
-        size
-    ):  # ascending keys: those of negative numbers are their bits, those of others have all but the sign inverted
+    # Ascending keys: those of negative numbers are their bits, those of others have all but the sign inverted.
+    for i in range(size):
         key[0, i] = bits[i] if bits[i] >> 31 else bits[i] ^ np.uint32(0x7FFFFFFF)
         order[0, i] = i
     start = np.empty(256, np.int64)

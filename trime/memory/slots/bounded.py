@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 from trime.common.types import Bool, Float, Int, Ranking, Tensor
-from trime.memory.slots.bounded_cpu import rank_on_cpu
 from trime.memory.slots.eviction.base import EvictionPolicy
 
 BY_SLOT = ("position", "score", "attended")  # the columns of a ranking
@@ -91,20 +90,22 @@ class BoundedMemory:
         score = self.policy.enter(columns, old, position).masked_fill(position < 0, -torch.inf)
         candidates = torch.cat([old.position, position], 1)
         competing = self.policy.compete(candidates, torch.cat([old.score, score], 1), self.size)
-        if position.device.type == "cpu":
-            slot, source, ranking = rank_on_cpu(old, candidates, competing, score, self.policy.newest_first)
-            return SlotWrites(slot, source, None), ranking
-        return rank_anywhere(old, candidates, competing, score, self.policy.newest_first)
+        return keep_best(old, candidates, competing, score, self.policy.newest_first)
 
 
-def rank_anywhere(
+def keep_best(
     old: Ranking,
     candidates: Int[Tensor, "b c"],
     competing: Float[Tensor, "b c"],
     score: Float[Tensor, "b n"],
     newest_first: bool,
 ) -> tuple[SlotWrites, Ranking]:
-    """Return the writes and the ranking that ``rank_on_cpu`` returns, on any device."""
+    """Return which new entries are written to which slots, and the ranking after that.
+
+    The last n ``candidates`` are the positions of new entries, which enter with ``score``; the others are in the slots of the
+    memory, -1 if empty. Those of the lowest ``competing`` scores go until the rest fits, of equal ones the oldest, or the
+    newest without ``newest_first``.
+    """
     (_, size), new = old.position.shape, score.shape[1]
     stays, enters = keep_mask(candidates, competing, size, newest_first).split([size, new], 1)
     slot, source = first_true(~stays, min(new, size)), first_true(enters, min(new, size))

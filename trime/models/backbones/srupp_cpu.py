@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.common.numba_kernels import HALF, LOG2_E, ONE, P0, P1, P2, P3, P4, P5, P6, numba_jit, run_kernel
+from trime.common.numba_kernels import ONE, ZERO, exponentials, numba_jit, run_kernel
 from trime.common.types import Tensor
 
 LANES = 128  # per job
@@ -37,18 +37,12 @@ def backward(
 
 @numba_jit()
 def sigmoids(z, bits, power):  # type: ignore[no-untyped-def]
-    """Compute sigmoids in place.
-
-    ``power`` is ``bits`` viewed as float32: an exponent that is shifted into place is a power of two.
-    """
+    """Compute sigmoids in place; ``power`` is a float32 view of the buffer ``bits``."""
     for j in range(len(z)):
-        scaled = min(max(-z[j], -LIMIT), LIMIT) * LOG2_E
-        whole = np.floor(scaled + HALF)
-        r = scaled - whole
-        z[j] = P0 + r * (P1 + r * (P2 + r * (P3 + r * (P4 + r * (P5 + r * P6)))))
-        bits[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+        z[j] = max(z[j], -LIMIT)
+    exponentials(z, -ONE, ZERO, z, bits, power)
     for j in range(len(z)):
-        z[j] = ONE / (ONE + z[j] * power[j])
+        z[j] = ONE / (ONE + z[j])
 
 
 @numba_jit(parallel=True)

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.common.numba_kernels import HALF, LANES, ONE, STEP, ZERO, exponentials, lane_sum, numba_jit, run_kernel
+from trime.common.numba_kernels import HALF, HIDDEN, LANES, ONE, ZERO, exponentials, lane_sum, largest, numba_jit, run_kernel
 from trime.common.types import Bool, Float, Int, Tensor
 
-HIDDEN = np.float32(-np.inf)
 LOWEST, HIGHEST = np.finfo(np.float32).min, np.finfo(np.float32).max
 ANY_POSITION = 2**31 - 1
 MARGIN = np.float32(0.05)  # of the distance from the best score to the k-th, by which the next query's guess is lower
@@ -177,20 +176,6 @@ def select_seen(scores, far, at, position, longest, causal, window):  # type: ig
         of, near, other = position[j], scores[j], far[j]  # all are read, so that vector instructions can select
         score = other if of < edge else near
         scores[j] = score if (of > low) & (of <= high) else HIDDEN
-
-
-@numba_jit()
-def largest(x, lanes):  # type: ignore[no-untyped-def]
-    """Return the largest number of ``x``; ``lanes`` is a buffer of LANES partial maxima."""
-    lanes[:] = HIDDEN
-    whole = len(x) // STEP * STEP
-    for first in range(0, whole, STEP):
-        part = x[first : first + STEP]
-        for i in range(LANES):
-            lanes[i] = max(max(lanes[i], part[i]), max(max(part[i + LANES], part[i + 2 * LANES]), part[i + 3 * LANES]))
-    for j in range(whole, len(x)):
-        lanes[0] = max(lanes[0], x[j])
-    return lanes.max()
 
 
 @numba_jit()

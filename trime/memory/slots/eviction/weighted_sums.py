@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from numba import prange
 
-from trime.common.numba_kernels import numba_jit, run_kernel
+from trime.common.numba_kernels import HIDDEN, numba_jit, run_kernel
 from trime.common.types import AttentionBlock, Bool, Float, Tensor
 
 COLUMNS = 512  # entries that a thread adds up at a time
-HIDDEN = np.float32(-np.inf)
 
 
 def weighted_sums(

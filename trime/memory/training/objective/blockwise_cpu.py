@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.common.numba_kernels import LANES, ONE, STEP, ZERO, add_lanes, exponentials, lane_sum, numba_jit, run_kernel
+from trime.common.numba_kernels import LANES, ONE, STEP, ZERO, add_lanes, exponentials, lane_sum, largest, numba_jit, run_kernel
 from trime.common.types import Float, Int, LogMass, Tensor
 from trime.memory.training.objective.tiles import TargetAndTotal, Tile, Tiles
 
@@ -263,7 +263,8 @@ def add_row(score, token, target, divisor, of_target, total):  # type: ignore[no
 @numba_jit()
 def log_sum_exps(scores, divisor, out, bits, result):  # type: ignore[no-untyped-def]
     """Write log Σ e^(x / d) for each divisor d, -inf without scores; where d is half of the next one, e is squared."""
-    top, before, lanes = largest(scores), np.float32(0), np.empty(LANES, np.float32)
+    before, lanes = np.float32(0), np.empty(LANES, np.float32)
+    top = largest(scores, lanes)
     for t in range(len(divisor) - 1, -1, -1):
         scale = np.float32(1) / divisor[t]
         if top == -np.inf:
@@ -276,16 +277,3 @@ def log_sum_exps(scores, divisor, out, bits, result):  # type: ignore[no-untyped
             exponentials(scores, scale, scale * top, out, bits, bits.view(np.float32))
         result[t] = scale * top + np.log(lane_sum(out, lanes))
         before = scale
-
-
-@numba_jit()
-def largest(scores):  # type: ignore[no-untyped-def]
-    """Return the largest score, or -inf; eight running maxima let vector instructions compare at once."""
-    tops = np.full(8, -np.inf, np.float32)
-    end = len(scores) // 8 * 8
-    for j in range(0, end, 8):
-        for lane in range(8):
-            tops[lane] = max(tops[lane], scores[j + lane])
-    for j in range(end, len(scores)):
-        tops[0] = max(tops[0], scores[j])
-    return tops.max()

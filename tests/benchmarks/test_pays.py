@@ -1,0 +1,75 @@
+"""What our kernels are measured against computes the same."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import pays
+from trime.common.types import AttentionBlock, Contexts, LogMass, Tensor, TokenPosition
+from trime.memory.inference.base import Window
+from trime.memory.inference.ngrams import DocumentNgrams, Ngrams, SuffixArray, TextNgrams
+from trime.memory.retrieval.datastore import Datastore, retrieved_mass
+from trime.memory.retrieval.search import ExactSearch
+from trime.memory.slots.eviction.weighted_sums import weighted_sums
+
+ORDERS = [1, 2, 3, 5, 9]
+
+
+def read(memory: Ngrams, text: Tensor) -> Tensor:
+    """Return the log-masses of a document of 300 tokens, read in windows of 100."""
+    none, place, masses = torch.zeros(100), torch.arange(300), []
+    contexts = Contexts(torch.zeros(300, 2), text[:300], TokenPosition(0 * place, 0 * place, place))
+    for part in place.split(100):
+        window = Window(contexts.take(part), 0, LogMass(none, none))
+        mass = memory.experts(window, torch.ones(1))
+        masses += [mass.target, mass.total]
+        memory.write(window)
+    return torch.cat(masses, -1)
+
+
+def test_counts_of_ngrams() -> None:
+    text = pays.zipf_tokens(2000) % 50
+    array = SuffixArray.build(text.numpy(), 50, np.array([0, 900, 2000]))
+    ours = read(TextNgrams(array, ORDERS), text)
+    with patch("trime.memory.inference.ngrams.counts_in_text", pays.plain_text_counts):
+        assert torch.equal(read(TextNgrams(array, ORDERS), text), ours)
+    assert torch.equal(read(pays.CountedNgrams(ORDERS), text), read(DocumentNgrams(ORDERS), text))
+
+
+def test_search_and_masses(tmp_path: Path) -> None:
+    keys, query = pays.clustered(3000, 16), pays.clustered(20, 16)
+    store = Datastore.from_tensors(tmp_path / "store", keys, pays.zipf_tokens(3000))
+    score, number = ExactSearch(store.keys.blocks, "ip").nearest(query, 40)
+    for other in (pays.TopKSearch(store.keys), pays.FaissKNN(store.keys)):
+        torch.testing.assert_close(other.nearest(query, 40)[0], score, rtol=1e-4, atol=1e-4)
+    target, divisor = store.token[number[:, 3]].long(), torch.tensor([1.0, 2.0])
+    masses = [mass(score, store.token[number].long(), target, divisor) for mass in (retrieved_mass, pays.plain_mass)]
+    torch.testing.assert_close(masses[0].target, masses[1].target)
+    torch.testing.assert_close(masses[0].total, masses[1].total)
+
+
+def test_sums_of_scores() -> None:
+    score = torch.randn(2, 3, 5, 70).masked_fill(torch.rand(2, 3, 5, 70) < 0.3, -torch.inf)
+    block, weight = AttentionBlock(score, torch.arange(5).expand(2, 5)), torch.rand(2, 5).double()
+    for one, other in zip(weighted_sums(block, score, weight), pays.plain_sums(block, score, weight), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_other_contests_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def contests(folder: Path) -> Iterator[pays.Contest]:
+        yield pays.Contest("new", "list", "sum", "1,000", lambda: sum(range(1000)), lambda: sum([*range(100_000)]))
+
+    file = tmp_path / "pays.json"
+    gone = {"code": "gone", "library": "b", "call": "c", "size": "d", "ours": 2.0, "theirs": 2.0, "times faster": 1.0}
+    file.write_text(json.dumps({"rows": [gone]}))
+    monkeypatch.setitem(pays.CONTESTS, "training", contests)
+    rows = pays.measure(argparse.Namespace(json=file, only=["training"], rounds=3)).rows
+    assert [(row["code"], row["decision"]) for row in rows] == [("gone", "deleted"), ("new", "kept")]
