@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from tests.conftest import NO_PICTURES
 from tests.helpers.results import made, scored
 from tests.helpers.runs import SharedRun
-from trime.lab import command_line, log_results
+from trime.lab import command_line, tracking
 from trime.lab.runner import run
 from trime.report.results import read_run, write_results
 from trime.report.run_result import ScoredRun
@@ -65,11 +65,11 @@ def interrupt(*_: object) -> None:
 def test_a_logger_that_is_added_later_gets_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has them gets them again only when they have changed, whatever code or host made them."""
     logged: list[tuple[str, float]] = []
-    monkeypatch.setattr(log_results, "log_results", lambda logger, results, *report: logged.append((logger, results.row.loss)))
+    monkeypatch.setattr(tracking, "log_results", lambda logger, results, *report: logged.append((logger, results.row.loss)))
 
     def log(loss: float, *loggers: str, commit: str = "a") -> None:
         results = scored(made("trime", 0, [loss]) | {"commit": commit})
-        log_results.log_once(lambda: [*loggers], [*loggers], tmp_path, results, [], {})  # type: ignore[list-item]
+        tracking.log_once(lambda: [*loggers], [*loggers], tmp_path, results, [], {})  # type: ignore[list-item]
 
     log(1.0)
     log(1.0, "csv")

@@ -22,8 +22,8 @@ from trime.errors import UserError
 from trime.lab.runner import run
 from trime.memory.training.visibility import External, Local, Long, Others
 from trime.stages.graph import Graph
-from trime.training.callbacks import history
-from trime.training.callbacks.history import MEASURED, WARM_UP
+from trime.training.callbacks import forecast
+from trime.training.callbacks.forecast import MEASURED, WARM_UP
 from trime.training.trainer import run_training
 from trime.training.trime_loss import trime_loss
 
@@ -68,7 +68,7 @@ def test_a_long_training_is_forecast(
 ) -> None:
     """Measured after the plain updates and a warm-up; for the clock an update takes a minute here."""
     clock = iter(range(60, 100_000, 60 * MEASURED))
-    monkeypatch.setattr(history, "time", SimpleNamespace(perf_counter=clock.__next__))
+    monkeypatch.setattr(forecast, "time", SimpleNamespace(perf_counter=clock.__next__))
     plain, updates = 2, WARM_UP + MEASURED + 12
     with caplog.at_level(logging.INFO, "trime"):
         run(tiny(*BEFORE, f"train.updates={updates}", f"train.plain_share={plain / updates}", f"paths.outputs={tmp_path}"))

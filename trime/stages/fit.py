@@ -34,7 +34,8 @@ from trime.stages.pack import Pack
 from trime.stages.prepare import PreparedText
 from trime.stages.training_task import LanguageModelTraining, TrainingTask
 from trime.training.callbacks.checkpoints import BestWeights
-from trime.training.callbacks.history import Forecast, History
+from trime.training.callbacks.forecast import Forecast
+from trime.training.callbacks.history import History
 from trime.training.callbacks.staleness import Staleness
 from trime.training.hardware import Hardware
 from trime.training.trainer import TrainerSettings, quiet, run_training
