@@ -7,6 +7,7 @@ file as they were: those of deleted code, and all but ``--only``.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -31,18 +32,20 @@ from trime.common.types import Batch, Contexts, LogMass, Tensor, TokenPosition
 from trime.config.compose import compose_config
 from trime.data.neighbours import BM25
 from trime.memory.inference.base import Window
+from trime.memory.inference.long import LongMemory
 from trime.memory.inference.ngrams import DocumentNgrams, SuffixArray, TextNgrams
 from trime.memory.retrieval.datastore import Datastore, KNNMemory, retrieved_mass
 from trime.memory.retrieval.faiss_index import use_threads
-from trime.memory.retrieval.index import builder_of
-from trime.memory.retrieval.search import ExactSearch
+from trime.memory.retrieval.index import build_parts, builder_of, split_cells, split_into_parts
+from trime.memory.retrieval.search import ExactSearch, ShardedSearch
 from trime.memory.similarity import similarity
 from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.training.objective.blockwise import reference_add_masses
 from trime.models.backbones import srupp
+from trime.models.layers.attention_cpu import CPUAttention, Reach
 from trime.models.network import Reader, build_network
 from trime.models.pretrained.attendre import Attendre
 from trime.stages.graph import Graph
-from trime.training.language_model import LanguageModel
 
 ENOUGH = 1.3  # times faster than the library at some size
 WORDS, LENGTH, ROWS, K = 20_000, 256, 8, 1024  # vocabulary, tokens of a segment, segments of a batch, entries retrieved
@@ -85,8 +88,7 @@ def segment_batch(length: int) -> Batch:
 def update(experiment: str, model: str, length: int) -> Callable[[], None]:
     """Return an update of a training: forward, backward, optimiser."""
     config = compose_config(f"experiment={experiment}", f"model={model}", "size=small", "train.plain_share=0")
-    parts = Graph(config).training_task().module_parts()
-    module, batch = LanguageModel(build_network(config.model, WORDS), *parts), segment_batch(length)
+    module, batch = Graph(config).fit.task.module(build_network(config.model, WORDS)), segment_batch(length)
     optimizer = torch.optim.AdamW(module.parameters())
 
     def step() -> None:
@@ -122,15 +124,37 @@ def sums_swap() -> ExitStack:
     return stack
 
 
+def plain_attend(
+    logits: Tensor, far: Any, query_position: Tensor, key_position: Tensor, value: Tensor, top_k: int | None, reach: Reach
+) -> CPUAttention:
+    """Return ``attend`` by PyTorch, for a causal memory without a window in which each query sees something."""
+    distance = (query_position[:, :, None] - key_position[:, None])[:, None]
+    if far is not None and reach.longest is not None:
+        torch.where(distance > reach.longest, far, logits, out=logits)
+    logits.masked_fill_((distance < 0) | (key_position < 0)[:, None, None], -torch.inf)
+    weight, retrieved = logits, None
+    if top_k is not None:
+        best, index = logits.topk(min(top_k, logits.shape[-1]), -1)
+        weight = torch.zeros_like(logits).scatter_(-1, index, best.softmax(-1))
+        retrieved = weight > 0
+    else:
+        weight = logits.softmax(-1)
+    attended, shared = value.new_empty(*weight.shape[:3], value.shape[3]), weight.shape[1] // value.shape[2]
+    for row, head in itertools.product(range(len(weight)), range(weight.shape[1])):
+        torch.mm(weight[row, head], value[row, :, head // shared], out=attended[row, head])
+    return CPUAttention(attended, retrieved)
+
+
 def reading(folder: Path) -> Iterator[Contest]:
     """Yield the kernels of attention to a memory and of its scores beside plain PyTorch."""
-    plain: Swap = partial(patch, "trime.models.pretrained.attendre.runs_on_cpu", lambda *tensors: False)
+    plain: Swap = partial(patch, "trime.models.pretrained.attendre.attend", plain_attend)
     small, wide = ("width 128, 2 layers", decoder("cpu")), ("SmolLM2's shape, 1 layer", decoder_like_smollm2("cpu", 1))
     attention, sums = ("layers/attention_cpu", plain), ("eviction/weighted_sums", sums_swap)
     cases: list[tuple[tuple[str, Swap], tuple[str, Any], Any, int | None, int]] = [
         (attention, small, trime.LRAMax(), 128, 128),
         (attention, small, trime.FIFO(), None, 512),
         (attention, wide, trime.LRAMax(), 128, 128),
+        (attention, wide, trime.FIFO(), None, 512),
         (sums, small, trime.LRASum(), 128, 512),
         (sums, wide, trime.LFA(), 128, 512),
     ]
@@ -200,8 +224,9 @@ def retrieval(folder: Path) -> Iterator[Contest]:
     count, width = 200_000, 128
     keys, batch = clustered(count + ROWS * LENGTH, width), segment_batch(LENGTH)
     store = Datastore.from_tensors(folder / "store", keys[:count], zipf_tokens(count))
-    reader = Reader(build_network(compose_config("experiment=trime_ext", "size=small").model, WORDS).eval())
-    zero, divisor = torch.zeros(ROWS * LENGTH).long(), torch.tensor([0.5, 1.0, 2.0]) * width**0.5
+    config = compose_config("experiment=trime_ext", "size=small")
+    reader = Reader(build_network(config.model, WORDS).eval())
+    zero, divisor = torch.zeros(ROWS * LENGTH).long(), torch.tensor([*config.tune.temperature]) * width**0.5
     queries = Contexts(keys[count:], batch.targets.flatten(), TokenPosition(zero, zero, zero))
 
     def score(search: Any, mass: Callable[..., LogMass] = retrieved_mass) -> None:
@@ -226,8 +251,59 @@ def retrieval(folder: Path) -> Iterator[Contest]:
     for name, search in (("torch.topk", TopKSearch(store.keys)), ("faiss.knn", FaissKNN(store.keys))):
         yield Contest("retrieval/streaming_topk", name, call, tokens, exact, partial(score, search))
     cells = opened("Cells512", 8)
-    size = f"{tokens}, 8 of 512 cells visited, 3 temperatures"
-    yield Contest("objective entry_masses", "PyTorch", call, size, partial(score, cells), partial(score, cells, plain_mass))
+    size = f"{tokens}, 8 of 512 cells visited, {len(divisor)} temperatures"
+    sides = (partial(score, cells, mass) for mass in (retrieved_mass, plain_mass))
+    yield Contest("objective, entry_masses", "PyTorch", call, size, *sides)
+
+
+def division(folder: Path) -> Iterator[Contest]:
+    """Yield an inverted file whose parts are cells beside one whose parts hold a share of the keys each."""
+    torch.manual_seed(0)
+    count, width, queries, number = 200_000, 128, 2048, 4
+    keys, places = clustered(count + queries, width), (folder / "store", folder / "whole", folder / "parts")
+    Datastore.from_tensors(places[0], keys[:count], zipf_tokens(count))
+    built = []
+    for parts, place in zip((1, number), places[1:], strict=True):
+        place.mkdir()
+        built.append(split_into_parts(places[0], parts, place, "Cells512", "ip"))
+        build_parts(built[-1], place, Mock())
+    for nprobe in (8, 32):
+        by_cells = [part.search(nprobe) for part in split_cells(built[0][0], number)]
+        by_keys = ShardedSearch([part.search(nprobe) for part in built[1]], [part.first for part in built[1]])
+        sides = (partial(search.nearest, keys[count:], K) for search in (ShardedSearch(by_cells, [0] * len(by_cells)), by_keys))
+        size = f"{queries:,} queries, {count:,} keys of {width}, K={K:,}, {nprobe} of 512 cells visited"
+        yield Contest("retrieval/ivf, divided by cells", "the same divided by keys", "search in four parts", size, *sides)
+
+
+def add_rows_plainly(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Any, tiles: Any) -> None:
+    """Add a tile to the masses of its rows by PyTorch."""
+    scores = product / divisor[:, None, None]
+    hit = tiles.query.token[tile.row, None] == tiles.memory.token[None, tile.column]
+    reference_add_masses(target, total, scores, tile.visible, hit)
+
+
+def long_memory(folder: Path) -> Iterator[Contest]:
+    """Yield the masses of the last M contexts beside PyTorch, with a small model that scores the same tokens."""
+    config = compose_config("experiment=trime_long", "size=small")
+    reader = Reader(build_network(config.model, WORDS).eval())
+    batch, divisor = segment_batch(LENGTH), torch.tensor([*config.tune.temperature]) * config.model.width**0.5
+    place = torch.arange(ROWS * LENGTH)
+    contexts = Contexts(
+        clustered(len(place), config.model.width), batch.targets.flatten(), TokenPosition(0 * place, 0 * place, place)
+    )
+    windows = [Window(contexts.take(part), 0, LogMass(part.float(), part.float())) for part in place.split(LENGTH)]
+
+    def score() -> None:
+        memory = LongMemory([4096], trime.FIFO())
+        with torch.no_grad():
+            reader.contexts_and_mass(batch)
+            for window in windows:
+                memory.mass(window, divisor)
+                memory.write(window)
+
+    size = f"M=4,096, {len(divisor)} temperatures"
+    plain: Swap = partial(patch, "trime.memory.training.objective.blockwise_cpu.add_rows", add_rows_plainly)
+    yield swapped("objective, entry_masses", "PyTorch", f"score {len(place):,} tokens", size, score, plain)
 
 
 def packing(folder: Path) -> Iterator[Contest]:
@@ -321,7 +397,7 @@ def ngrams(folder: Path) -> Iterator[Contest]:
     yield Contest("inference/ngrams_cpu, of the document", "dict", call, f"document of {len(place):,} tokens", *sides)
 
 
-CONTESTS = {part.__name__: part for part in (training, reading, retrieval, packing, ngrams)}
+CONTESTS = {part.__name__: part for part in (training, reading, retrieval, division, long_memory, packing, ngrams)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from trime.memory.inference.ngrams import DocumentNgrams, Ngrams, SuffixArray, T
 from trime.memory.retrieval.datastore import Datastore, retrieved_mass
 from trime.memory.retrieval.search import ExactSearch
 from trime.memory.slots.eviction.weighted_sums import weighted_sums
+from trime.models.layers.attention_cpu import Reach, attend
 
 ORDERS = [1, 2, 3, 5, 9]
 
@@ -54,6 +55,17 @@ def test_search_and_masses(tmp_path: Path) -> None:
     masses = [mass(score, store.token[number].long(), target, divisor) for mass in (retrieved_mass, pays.plain_mass)]
     torch.testing.assert_close(masses[0].target, masses[1].target)
     torch.testing.assert_close(masses[0].total, masses[1].total)
+
+
+@pytest.mark.parametrize("top_k", [None, 7])
+@pytest.mark.parametrize("longest", [None, 20])
+def test_attention(top_k: int | None, longest: int | None) -> None:
+    logits, far = torch.randn(2, 2, 4, 5, 60)
+    at, of = torch.arange(55, 60).expand(2, 5), torch.randperm(60).expand(2, 60)
+    rest = None if longest is None else far, at, of, torch.randn(2, 60, 2, 8), top_k, Reach(True, None, longest)
+    ours, theirs = attend(logits.clone(), *rest), pays.plain_attend(logits.clone(), *rest)
+    torch.testing.assert_close(ours.attended, theirs.attended, rtol=1e-4, atol=1e-5)
+    assert top_k is None or torch.equal(ours.retrieved, theirs.retrieved)
 
 
 def test_sums_of_scores() -> None:
