@@ -106,6 +106,13 @@ def shows_index(outputs: Path) -> bool:
     return datastore["index"].endswith(".RandomProjection") and 0 < datastore["recall"] < 1
 
 
+def shows_stage(outputs: Path) -> bool:
+    """Return True if the stage made its artefact, of the two poems that are held out for test."""
+    (file,) = outputs.glob("artefacts/lengths-*/lengths.json")
+    lengths = json.loads(file.read_text())
+    return len(lengths) == 2 and min(lengths) > 100
+
+
 def shows_table(outputs: Path) -> bool:
     """Return True if the three experiments stand in one table, beside the published results."""
     (file,) = outputs.glob("reports/reach-*/table.csv")
@@ -133,6 +140,7 @@ CHECKS: dict[str, Callable[[Path], bool]] = {
     "A mixture": lambda outputs: rows_of(outputs)[-1] == "constant: vocabulary, local, long",
     "A backbone": lambda outputs: settings_of(outputs).model.backbone._target_.endswith(".GRU"),
     "An index": shows_index,
+    "A stage": shows_stage,
     "An experiment": lambda outputs: results_of(outputs)["name"] == "trime_nearby",
     "A table of rows": shows_table,
     "A figure of the report": shows_figure,
