@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from tests.conftest import ROOT
 from tests.helpers.parts import open_part_files
 from trime.errors import UserError
-from trime.lab.engines import Job, PartWorker, Ray
+from trime.lab.engines import Job, Ray, make_part
 from trime.lab.runner import run
 from trime.stages.graph import Graph
 
@@ -62,9 +62,9 @@ def test_workers_that_always_die_are_told(tmp_path: Path) -> None:
 def test_another_version_or_disk_on_a_node_is_an_error(tmp_path: Path) -> None:
     job = Job(open_part_files, "", "encode", "x", tmp_path / "folder")
     with pytest.raises(UserError, match=r"has trime \S+, the command 0\.0\.1"):
-        PartWorker(job, tmp_path, "0.0.1").make(2)
+        make_part(job, tmp_path, "0.0.1", 2)
     with pytest.raises(UserError, match=r"does not see .*folder"):
-        PartWorker(job, tmp_path, version("trime")).make(2)
+        make_part(job, tmp_path, version("trime"), 2)
 
 
 @contextmanager

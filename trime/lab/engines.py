@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trime.common.choices import THREADS
 from trime.errors import UserError
@@ -51,8 +51,8 @@ class Ray(Engine):
     """The workers of a Ray cluster at ``address``, or of Ray on this machine (null), make parts side by side.
 
     There are as many workers as there is room for, with ``cores`` cores and ``devices`` CUDA devices each. All machines have
-    the same version of trime, and see the folders of a run under the same path. Ray restarts a worker that dies, and repeats
-    its part.
+    the same version of trime, and see the folders of a run under the same path. Ray makes a part again elsewhere if its worker
+    or its machine is lost.
     """
 
     def __init__(self, address: str | None = None, cores: int = 1, devices: int = 0):
@@ -65,15 +65,14 @@ class Ray(Engine):
             return
         ray = connect(self.address, "engine.address")
         resources = {"num_cpus": self.cores, "num_gpus": self.devices}
-        room = check_resources(ray, 1, resources, "lower engine.cores or engine.devices, or add machines")
+        check_resources(ray, 1, resources, "lower engine.cores or engine.devices, or add machines")
         variables = dict.fromkeys(THREADS, str(self.cores)) | ({} if self.devices else {"CUDA_VISIBLE_DEVICES": ""})
-        restarts = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
-        actor = ray.remote(PartWorker).options(**resources, **restarts, runtime_env={"env_vars": variables})
-        workers = [actor.remote(job, Path.cwd(), version("trime")) for _ in range(min(room, len(numbers)))]
+        task = ray.remote(make_part).options(**resources, max_retries=RESTARTS, runtime_env={"env_vars": variables})
+        waiting = [task.remote(job, Path.cwd(), version("trime"), number) for number in numbers]
         try:
-            pool = ray.util.ActorPool(workers)
-            for amount in pool.map_unordered(lambda worker, number: worker.make.remote(number), numbers):
-                advance(amount)
+            while waiting:
+                (finished,), waiting = ray.wait(waiting)
+                advance(ray.get(finished))
         except ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, UserError):
                 raise
@@ -85,27 +84,27 @@ class Ray(Engine):
                 "the same command resumes"
             ) from None
         finally:
-            for worker in workers:
-                ray.kill(worker)
+            for part in waiting:
+                ray.cancel(part, force=True)
 
 
-class PartWorker:
-    """A Ray actor that opens a job once, and makes its parts in the directory ``place`` of the command."""
+OPENED: dict[tuple[Any, ...], MakePart] = {}  # of this process: the job that a Ray worker opened last, for its next part
 
-    def __init__(self, job: Job, place: Path, release: str):
-        self.job, self.place, self.release = job, place, release
-        self.make_part: MakePart | None = None
 
-    def make(self, number: int) -> int:
-        """Make a part and return how much work it was; UserError with another version of trime, or without the same disk."""
-        if self.make_part is None:  # not in __init__, whose errors Ray does not pass on
-            node, mine = socket.gethostname(), version("trime")
-            if mine != self.release:
-                raise UserError(f"engine=ray: {node} has trime {mine}, the command {self.release}: install the same on all")
-            if not (self.place / self.job.folder).is_dir():
-                raise UserError(f"engine=ray: {node} does not see {self.place / self.job.folder}: machines must share a disk")
-            os.chdir(self.place)
-            self.make_part = self.job.open(self.job)
-        amounts: list[int] = []
-        self.make_part(number, amounts.append)
-        return sum(amounts)
+def make_part(job: Job, place: Path, release: str, number: int) -> int:
+    """Make a part in a Ray worker, in the directory ``place`` of the command; return how much work it was.
+
+    UserError with another version of trime, or without the same disk.
+    """
+    if job[1:] not in OPENED:
+        node, mine = socket.gethostname(), version("trime")
+        if mine != release:
+            raise UserError(f"engine=ray: {node} has trime {mine}, the command {release}: install the same on all")
+        if not (place / job.folder).is_dir():
+            raise UserError(f"engine=ray: {node} does not see {place / job.folder}: machines must share a disk")
+        os.chdir(place)
+        OPENED.clear()
+        OPENED[job[1:]] = job.open(job)
+    amounts: list[int] = []
+    OPENED[job[1:]](number, amounts.append)
+    return sum(amounts)
