@@ -245,7 +245,7 @@ def test_index_backends(tiny: Callable[..., DictConfig], text_folder: Path, monk
 def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(
     tiny: Callable[..., DictConfig], tmp_path: Path, text_folder: Path
 ) -> None:
-    few = ["experiment=knn_lm", "mixture=none", "dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}"]
+    few = ["experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}"]
     losses, sizes = [], []
     for dtype in ("float16", "int8"):
         config = tiny(*few, f"datastore.dtype={dtype}")
