@@ -14,6 +14,7 @@ def assert_good(cases: list[Case], attempts: int) -> None:
     assert [case for case in cases if case.outcome not in GOOD] == []
 
 
+@pytest.mark.slow
 def test_malformed_settings() -> None:
     assert len([*settings.every_case()]) >= 2000
     assert_good(settings.campaign(100, 0), 100)
