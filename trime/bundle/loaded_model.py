@@ -25,6 +25,8 @@ from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
 from trime.stages.graph import Graph
 from trime.stages.samples.writers import GeneratedToken, Writer
 
+TINY = 5e-324  # the smallest probability whose logarithm exists
+
 
 def open_bundle(folder: Path, trusted: bool) -> Graph:
     """Return the graph of a bundle; UserError if it is damaged, of another version, or names code that is not the lab's.
@@ -81,9 +83,6 @@ def check_targets(file: Path, config: Any) -> None:
             f"{file} has {unsafe}, which no file of conf/ names, so that nothing of it was run: if you trust it, call "
             "load(…, trusted=True)"
         )
-
-
-TINY = 5e-324  # the smallest probability whose logarithm exists
 
 
 def load(folder: str | Path, trusted: bool = False) -> LoadedModel:

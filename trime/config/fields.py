@@ -20,6 +20,7 @@ from trime.common.quantities import parse_quantity
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null", list: "a list"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+FILLED = MinLen(1)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,6 @@ Folder = Annotated[str, Read(matching(r"(?!\w+://).+"), ", a folder of this mach
 Name = Annotated[str, Read(matching(r"[^./\0][^/\0]*"), ", a name rather than a path")]
 Address = Annotated[str, Read(matching(r"auto|.+:.+"), ", auto or HOST:PORT")]
 Part = dict[str, Any]  # what a file of a group describes: its ``_target_`` and the arguments of that
-FILLED = MinLen(1)
 RISING = Read(check_rising, " from the lowest to the highest")
 
 

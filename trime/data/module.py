@@ -26,6 +26,8 @@ from trime.data.segments import Segments, collate, cut, document_offsets, parse_
 from trime.data.vocabulary import SpecialIds
 from trime.errors import UserError
 
+TOKENISATION_FILE = "reading.json"  # beside a text that prepare_data made: how it was read
+
 
 class ProcessShard(NamedTuple):
     """One of ``world`` processes; each takes contiguous rows of every batch."""
@@ -112,9 +114,6 @@ class WindowLoader:
             same_rows = previous if previous and len(previous) == len(rows) else None
             yield collate(self.text, self.windows, rows, self.special_ids, same_rows)
             previous = rows
-
-
-TOKENISATION_FILE = "reading.json"  # beside a text that prepare_data made: how it was read
 
 
 def reading_of(reader: Any) -> dict[str, Any]:

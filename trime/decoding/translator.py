@@ -22,6 +22,7 @@ from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.training.hardware import Hardware
 
 StepFunction = Callable[[Int[Tensor, " n"], Int[Tensor, " n"]], Float[Tensor, "n v"]]
+MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # so that the end of a sentence is never impossible
 
 
 class Hypothesis(NamedTuple):
@@ -89,9 +90,6 @@ class Beam(NamedTuple):
         end_only, ending = torch.full_like(top, -torch.inf), must_end[:, None]
         end_only[:, 0] = log_probs[:, end]
         return torch.where(ending, end_only, top), following.masked_fill(ending, end)
-
-
-MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # so that the end of a sentence is never impossible
 
 
 @dataclass(frozen=True)

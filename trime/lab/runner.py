@@ -27,8 +27,12 @@ from trime.lab.tracking import finishing_wandb_run
 from trime.report.report_runs import check_report, report_several
 from trime.report.results import find_runs, read_runs
 
+log = logging.getLogger(__name__)
+
 OWN = ("experiment", "name", "table", "report.baseline")  # settings of the run that the baseline does not share
 OWN_SECTIONS = ("memory", "neighbours", "evaluate.rows", "evaluate.memories")
+LOG = "log.txt"  # in a run's folder
+OPEN_GRAPH = "trime.stages.preflight.open_graph"  # by name, for stages import from this room
 
 
 def baseline_overrides(config: DictConfig) -> list[str]:
@@ -53,12 +57,6 @@ def is_own(key: str, config: DictConfig) -> bool:
     key = key.partition("@")[0]
     sections = (*OWN_SECTIONS, *config.test_memories)
     return key in OWN or any(key == section or key.startswith(f"{section}.") for section in sections)
-
-
-log = logging.getLogger(__name__)
-
-LOG = "log.txt"  # in a run's folder
-OPEN_GRAPH = "trime.stages.preflight.open_graph"  # by name, for stages import from this room
 
 
 def run(config: DictConfig) -> RunOutcome:

@@ -17,6 +17,41 @@ from trime.report.bootstrap import Difference, paired_bootstrap
 from trime.report.run_result import FEW_TOKENS, VOCABULARY, Record, Row, ScoredRun, Subsets
 
 TableRows = list[list[str]]
+NUMBER = re.compile(r"[-+]?[\d,.]+( / [\d.]+)?")
+INTERVAL_CELL = re.compile(r"([-+]?[\d.]+) (?:\[([-+]?[\d.]+), ([-+]?[\d.]+)\]|one part)")
+PAIR_CELL = re.compile(r"(?:([\d.]+) / )?([\d.]+)$")  # published results: dev / test, or test alone
+THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+PROCESSOR_TIME = "processor ms/token"  # elapsed time would count what else the machine was doing
+EDGE = "‡"  # marks a row with a tuned setting at the edge of its grid
+EDGE_NOTE = (
+    f"{EDGE} The best setting lies at the edge of its grid. A wider one may hold a better: for λ 0.02, for instance, "
+    "tune.interpolation_share='[0.005,0.01,0.02,0.05]'."
+)
+FITTED_NOTE = (
+    "Rows with a fitted mixture (adaptive, calibrated) are not in the papers. The mixture is fitted on dev, so their dev "
+    "result is cross-validated (each document, or block of the text if there are few, is scored by a fit that did not see it)."
+)
+FEW_DOCUMENTS = (
+    "Test has few documents, so that intervals are over parts of them: they do not say how results vary between documents."
+)
+MANY_UNKNOWN = 0.02  # share of unknown tokens above which perplexity and bits per byte are much too low
+UNKNOWN_NOTE = (
+    "{:.1f} % of test is <unk>, which is easy to predict: perplexity and bits per byte are lower than those of a model that "
+    "reads every word, such as one of byte pairs (dataset=folder_pieces)."
+)
+SYMBOLS = {  # the papers' symbols of tuned settings
+    "temperature": "τ",
+    "interpolation_temperature": "τ'",
+    "lambda": "λ",
+    "cache_temperature": "τ' cache",
+    "cache_lambda": "λ cache",
+    "memory_size": "M",
+    "k": "K",
+}
+MEMORIES_NOTE = (
+    "Without a memory, the mixture is fitted again on dev with the others. Time is that of the memory alone; MB are its peak "
+    "size, and for a datastore its size on disk, including the index."
+)
 
 
 class Table(NamedTuple):
@@ -30,12 +65,6 @@ class Table(NamedTuple):
         """Return for each column but the first whether its filled cells are numbers, which are aligned to the right."""
         columns = [[line[number] for line in self.lines if line[number]] for number in range(len(self.header))]
         return [number > 0 and bool(cells) and all(map(NUMBER.fullmatch, cells)) for number, cells in enumerate(columns)]
-
-
-NUMBER = re.compile(r"[-+]?[\d,.]+( / [\d.]+)?")
-INTERVAL_CELL = re.compile(r"([-+]?[\d.]+) (?:\[([-+]?[\d.]+), ([-+]?[\d.]+)\]|one part)")
-PAIR_CELL = re.compile(r"(?:([\d.]+) / )?([\d.]+)$")  # published results: dev / test, or test alone
-THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 def markdown(header: list[str], lines: TableRows) -> str:
@@ -72,31 +101,9 @@ def to_csv(header: list[str], lines: TableRows) -> str:
     return out.getvalue()
 
 
-PROCESSOR_TIME = "processor ms/token"  # elapsed time would count what else the machine was doing
-
-
 def decimals(value: float) -> str:
     """Return a result with two decimals, as tables print it; results of earlier versions may hold NaN."""
     return f"{value:.2f}" if math.isfinite(value) else "not finite"
-
-
-EDGE = "‡"  # marks a row with a tuned setting at the edge of its grid
-EDGE_NOTE = (
-    f"{EDGE} The best setting lies at the edge of its grid. A wider one may hold a better: for λ 0.02, for instance, "
-    "tune.interpolation_share='[0.005,0.01,0.02,0.05]'."
-)
-FITTED_NOTE = (
-    "Rows with a fitted mixture (adaptive, calibrated) are not in the papers. The mixture is fitted on dev, so their dev "
-    "result is cross-validated (each document, or block of the text if there are few, is scored by a fit that did not see it)."
-)
-FEW_DOCUMENTS = (
-    "Test has few documents, so that intervals are over parts of them: they do not say how results vary between documents."
-)
-MANY_UNKNOWN = 0.02  # share of unknown tokens above which perplexity and bits per byte are much too low
-UNKNOWN_NOTE = (
-    "{:.1f} % of test is <unk>, which is easy to predict: perplexity and bits per byte are lower than those of a model that "
-    "reads every word, such as one of byte pairs (dataset=folder_pieces)."
-)
 
 
 def text_facts(run: ScoredRun) -> str:
@@ -129,17 +136,6 @@ def text_notes(run: ScoredRun) -> list[str]:
 def mark_edge(name: str, rows: Iterable[Row]) -> str:
     """Return a name, marked if one of its dev rows was tuned to the edge of a grid."""
     return f"{name} {EDGE}" if any(row.at_grid_edge for row in rows) else name
-
-
-SYMBOLS = {  # the papers' symbols of tuned settings
-    "temperature": "τ",
-    "interpolation_temperature": "τ'",
-    "lambda": "λ",
-    "cache_temperature": "τ' cache",
-    "cache_lambda": "λ cache",
-    "memory_size": "M",
-    "k": "K",
-}
 
 
 def run_table(run: ScoredRun) -> Table:
@@ -203,12 +199,6 @@ def analysis_text(run: ScoredRun) -> str:
             losses = [format_loss(loss, metric) for loss in curve.values()]
             tables.append(markdown(["contexts in long memory", *curve], [[metric, *losses]]))
     return "\n".join(tables)
-
-
-MEMORIES_NOTE = (
-    "Without a memory, the mixture is fitted again on dev with the others. Time is that of the memory alone; MB are its peak "
-    "size, and for a datastore its size on disk, including the index."
-)
 
 
 def memories_table(run: ScoredRun, subsets: Subsets) -> tuple[str, Table]:

@@ -17,6 +17,7 @@ from trime.memory.inference.base import Window
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 
 BUCKETS = {"> 10k": 10_000, "1k-10k": 1_000, "100-1k": 100, "10-100": 10, "≤ 10": -1}  # lower bounds, exclusive
+PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and the largest number of parts
 
 
 def dev_frequency(corpus: Corpus) -> np.ndarray:
@@ -51,9 +52,6 @@ class TokenMeans:
         """Return token count and mean over the words of a mask."""
         tokens = int(self.count[inside].sum())
         return {"tokens": tokens, "mean": float(self.sum[inside].sum()) / tokens if tokens else None}
-
-
-PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and the largest number of parts
 
 
 class LossSums:

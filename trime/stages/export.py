@@ -10,10 +10,10 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import trime
 from trime.common.io import checksum_of, megabytes, partial_of, plain, size_of, write_atomically, write_json
 from trime.common.progress import Progress
 from trime.errors import UserError, install_command
@@ -29,6 +29,9 @@ from trime.stages.mixture import TuneMixture
 from trime.stages.prepare import LEARNED
 from trime.stages.pretrained import is_pretrained
 
+log = logging.getLogger(__name__)
+
+BUNDLE, FORMAT = "bundle.json", 3
 TEMPLATE = """\
 ---
 library_name: trime
@@ -65,6 +68,14 @@ WARNING = """\
 > can read: publish it only if you may publish that text.
 
 """
+CORPUS = ("vocabulary.json", "statistics.json", LEARNED)  # what is needed of a text that no memory holds
+PRETRAINED = "pretrained-model"  # the folder of a pretrained model
+LEFT_OUT = ("expert_masses", "seconds.txt")  # files that only further stages of the run read
+OF_THE_RUN = (  # sections of the configuration that say how and where it was trained and reported
+    "memory",
+    *("export", "report", "logger", "callbacks", "storage", "paths", "prompt_file", "stages", "expected"),
+    *("small", "questions", "answering", "translation", "replay", "frontier"),
+)
 
 
 def model_card(run: ScoredRun, disclosed: list[str]) -> str:
@@ -83,19 +94,6 @@ def model_card(run: ScoredRun, disclosed: list[str]) -> str:
         packages=", ".join(f"{name} {run.versions[name]}" for name in ("python", "torch") if name in run.versions),
         machine=run.hardware["gpu"] or f"{run.hardware['cores']} cores of {run.hardware['cpu']}",
     )
-
-
-log = logging.getLogger(__name__)
-
-BUNDLE, FORMAT = "bundle.json", 3
-CORPUS = ("vocabulary.json", "statistics.json", LEARNED)  # what is needed of a text that no memory holds
-PRETRAINED = "pretrained-model"  # the folder of a pretrained model
-LEFT_OUT = ("expert_masses", "seconds.txt")  # files that only further stages of the run read
-OF_THE_RUN = (  # sections of the configuration that say how and where it was trained and reported
-    "memory",
-    *("export", "report", "logger", "callbacks", "storage", "paths", "prompt_file", "stages", "expected"),
-    *("small", "questions", "answering", "translation", "replay", "frontier"),
-)
 
 
 def export(graph: Graph) -> Path:
@@ -123,7 +121,7 @@ def export(graph: Graph) -> Path:
     # An artefact's hash cannot be computed without the places that its settings name: the bundle says it instead.
     content = {
         "format": FORMAT,
-        "version": trime.__version__,
+        "version": version("trime"),
         "config": portable_config(graph, pretrained is not None),
         "artefacts": {role: artefact.name for role, artefact in roles_of(graph)},
     }

@@ -35,6 +35,7 @@ from trime.stages.prepare import PreparedText
 from trime.stages.windows import TextWindows
 
 FILES = ("text", "order", "starts", "ends")
+SEARCH = ("k", "nprobe", "rescore")  # the settings that decide what a search of the index returns
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,9 +63,6 @@ class Suffixes(Artefact):
         """Return the suffix array, with its text memory-mapped."""
         text, order, starts, ends = (np.load(self.path() / f"{name}.npy", mmap_mode="r") for name in FILES)
         return SuffixArray(text, order, np.array(starts), np.array(ends))
-
-
-SEARCH = ("k", "nprobe", "rescore")  # the settings that decide what a search of the index returns
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,6 @@ from trime.training.hardware import Hardware
 from trime.training.trainer import TrainerSettings
 
 GRAPHS: dict[str, type[Graph]] = {"language_model": Graph, "translation": TranslationGraph}
-
-
-def build_graph(config: DictConfig) -> Graph:
-    """Return the graph of an experiment by its task."""
-    return GRAPHS[config.task](config)
-
-
 SYMBOLS = 2**16  # of a vocabulary, to try a model
 # Arguments of Lightning's trainer that the lab gives it, and the setting that decides each.
 DECIDED_BY = {
@@ -57,6 +50,11 @@ DECIDED_BY = {
     "default_root_dir": "paths.outputs",
     "plugins": "trainer.strategy",
 }
+
+
+def build_graph(config: DictConfig) -> Graph:
+    """Return the graph of an experiment by its task."""
+    return GRAPHS[config.task](config)
 
 
 def open_graph(config: DictConfig) -> Graph:

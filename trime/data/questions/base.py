@@ -7,6 +7,10 @@ import string
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
+SEPARATOR = "\n\n "
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+MARKS = set(string.punctuation + "‘’´`")
+
 
 class Example(NamedTuple):
     """A question, the text that holds its answer, and all accepted answers."""
@@ -32,9 +36,6 @@ class Questions(Protocol):
         """Return a hash of the files that a split is read from; empty where it is built in or fetched."""
 
 
-SEPARATOR = "\n\n "
-
-
 def prompt_parts(example: Example, order: str = "first") -> tuple[str, str]:
     """Return a prompt (Attendre section 4) up to the context's end and after it; the question comes first, last or both."""
     question, context = f"Question: {example.question}", f"Context: {example.context}"
@@ -45,10 +46,6 @@ def prompt_parts(example: Example, order: str = "first") -> tuple[str, str]:
 
 def prompt(example: Example, order: str = "first") -> str:
     return "".join(prompt_parts(example, order))
-
-
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-MARKS = set(string.punctuation + "‘’´`")
 
 
 def normalized(answer: str) -> str:

@@ -22,6 +22,8 @@ from trime.memory.similarity import similarity
 from trime.memory.training.objective.blockwise_cpu import entry_masses
 
 RESCORED = 2**26  # values of stored keys that are read at once to compute similarities
+DTYPE_NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I8": "int8"}  # by their names in safetensors files
+SHARD = 2**17  # keys of a file that from_tensors writes
 
 
 class Shards:
@@ -55,9 +57,6 @@ class Shards:
                 yield tuple(file.get_slice(name)[low:high] for name in names)
 
 
-DTYPE_NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I8": "int8"}  # by their names in safetensors files
-
-
 def stored_keys(g: Float[Tensor, "n d"], dtype: str, setting: str = "dtype") -> dict[str, Tensor]:
     """Return the columns that store keys: in a floating-point type, or in 8 bits with a scale for each key.
 
@@ -85,9 +84,6 @@ def stored_numbers(numbers: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     limits = torch.iinfo(torch.int32)
     fit = not len(numbers) or (numbers.min() >= limits.min and numbers.max() <= limits.max)
     return numbers.int() if fit else numbers.long()
-
-
-SHARD = 2**17  # keys of a file that from_tensors writes
 
 
 class Keys:

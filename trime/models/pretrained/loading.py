@@ -20,6 +20,12 @@ from torch import nn
 from trime.common.types import Tensor
 from trime.errors import UserError, install_command
 
+TESTED = ("5.23",)  # versions of transformers that the families were tested with
+HEAD = "lm_head.weight"
+ADDRESS = "https://huggingface.co"
+SECONDS = 3.0  # after which the hub counts as out of reach
+PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+
 
 def find_gguf(package: str | None) -> Path | None:
     """Return the GGUF file of an installed package, which is not imported; None where it is not installed or holds none."""
@@ -56,13 +62,6 @@ def convert(file: Path, folder: Path) -> None:
     plain.load_state_dict(model.state_dict())
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-TESTED = ("5.23",)  # versions of transformers that the families were tested with
-HEAD = "lm_head.weight"
-ADDRESS = "https://huggingface.co"
-SECONDS = 3.0  # after which the hub counts as out of reach
-PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
 def load_pretrained(name: str, dtype: str = "float32") -> Any:
