@@ -34,6 +34,7 @@ BELOW = {
     "scoring.mixtures": "errors common",
     "training": "errors common memory models scoring",
     "decoding": "errors common data memory models scoring training",
+    "text_memory": "errors common data memory models report scoring",
     "lab": "errors common config memory.retrieval report training",
     "stages": "errors common config data decoding lab memory models report scoring training",
     "bundle": "errors common config data decoding stages",
@@ -41,7 +42,12 @@ BELOW = {
 }
 FLOORS = 9  # from errors up to harness, which reads bundles
 ONLY_IN = {
-    "faiss": {"trime/memory/retrieval/faiss_index.py", "trime/memory/retrieval/ivf.py", "trime/models/backbones/kv_memory.py"},
+    "faiss": {
+        "trime/memory/retrieval/faiss_index.py",
+        "trime/memory/retrieval/ivf.py",
+        "trime/models/backbones/kv_memory.py",
+        "trime/text_memory/index.py",
+    },
     "ray": {"trime/memory/retrieval/ray_cluster.py"},
     "rank_bm25": {"trime/data/neighbours.py"},
     "bm25s": set(),

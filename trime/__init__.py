@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trime.scoring.mixtures.adaptive import Adaptive
     from trime.scoring.mixtures.calibrated import Calibrated
     from trime.scoring.mixtures.joint import interpolate, joint_log_prob
+    from trime.text_memory.memory import TextMemory
     from trime.training.trime_loss import trime_loss
 
 __version__ = "0.2.0"
@@ -73,6 +74,7 @@ __all__ = [
     "Sink",
     "SnapKV",
     "Softmax",
+    "TextMemory",
     "Window",
     "interpolate",
     "joint_log_prob",
@@ -114,6 +116,7 @@ DEFINED_IN = {
     "Sink": "trime.memory.slots.eviction.sink",
     "SnapKV": "trime.memory.slots.eviction.snapkv",
     "Softmax": "trime.memory.slots.eviction.score_transform",
+    "TextMemory": "trime.text_memory.memory",
     "Window": "trime.memory.inference.base",
     "interpolate": "trime.scoring.mixtures.joint",
     "joint_log_prob": "trime.scoring.mixtures.joint",

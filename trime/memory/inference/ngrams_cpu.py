@@ -61,6 +61,30 @@ def count_followed_by(text, array, low, high, length, target, i):  # type: ignor
 
 
 @numba_jit()
+def followers(text, array, low, high, length):  # type: ignore[no-untyped-def]
+    """Return the distinct tokens behind the first ``length`` of the suffixes in a range, and how often each stands there."""
+    # Suffixes are sorted, so that equal followers stand together: from one to the next by doubling steps, then by halves.
+    token, count = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
+    found = 0
+    while low < high:
+        one, step, last = text[array[low] + length], 1, low
+        while last + step < high and text[array[last + step] + length] == one:
+            last += step
+            step *= 2
+        end = min(last + step, high)
+        while last + 1 < end:
+            middle = (last + end) // 2
+            if text[array[middle] + length] == one:
+                last = middle
+            else:
+                end = middle
+        token[found], count[found] = one, end - low
+        found += 1
+        low = end
+    return token[:found], count[:found]
+
+
+@numba_jit()
 def counts_in_text(text, array, starts, history, first, target, orders, of_target, total):  # type: ignore[no-untyped-def]
     """Write to total[q, i] how often the ``orders[q]`` tokens before history[first + i] occur in the text.
 

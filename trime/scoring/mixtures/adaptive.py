@@ -99,10 +99,19 @@ class Adaptive(Mixture):
         return torch.logsumexp(self.network_log_weights(x, known) + log_probability.T, 1)
 
     @torch.enable_grad()
-    def fit(self, masses: ExpertMasses, fold: Int[Tensor, " n"], counts: list[bool], seed: int) -> Float[Tensor, " n"]:
+    def fit(
+        self,
+        masses: ExpertMasses,
+        fold: Int[Tensor, " n"],
+        counts: list[bool],
+        seed: int,
+        features: Float[Tensor, "n f"] | None = None,
+    ) -> Float[Tensor, " n"]:
+        """As ``Mixture.fit``; ``features``: of each token, in place of the history."""
         check_folds(fold)
         generator = torch.Generator().manual_seed(seed)
-        history, total = History(self.decays).text_features(masses), masses.total
+        history = History(self.decays).text_features(masses) if features is None else features
+        total = masses.total
         self.initialize(total, history, torch.tensor(counts), int(fold.max()) + 1, generator)
         x, known = self.features(total, history), total.isfinite()
         log_probability = masses.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)

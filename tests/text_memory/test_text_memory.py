@@ -1,0 +1,211 @@
+"""A memory of one's own texts: in ``generate`` it gives the distribution that is evaluated, and it says where it is from."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.text_memory.conftest import FAMILIES, model_of, text_of, tokenizer_of
+from trime.errors import UserError
+from trime.text_memory.memory import TextMemory
+
+
+def step(memory: TextMemory, model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    """Return the log-probabilities of the token after rows of tokens, as a step of ``generate`` computes them."""
+    with torch.no_grad():
+        scores = model(input_ids=ids, **inputs).logits[:, -1]
+        return memory.processor()(ids, scores).log_softmax(-1)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_generate_has_the_evaluated_distribution(kind: str, tied: bool, texts: Path, tmp_path: Path) -> None:
+    """For every family of decoders, with the output layer its own or the embedding's; it is a distribution."""
+    tokenizer = tokenizer_of(tmp_path, begins=kind in ("Llama", "Gemma2", "Gemma3Text"))
+    model = model_of(kind, len(tokenizer), **({"tie_word_embeddings": True} if tied and kind != "GPT2" else {}))
+    memory = TextMemory(model, tokenizer, tmp_path / "memory", window=400, overlap=100)
+    memory.add([texts / "stored"])
+    worth = memory.fit([texts / "held_out"])
+    assert worth.perplexity["all"] < worth.perplexity["model"] / 4
+    text = (texts / "test" / "20.py").read_text()[:200]
+    scored, ids = memory.score(text), torch.from_numpy(memory.decoder.encode(text))
+    for number in (1, 7, 40):
+        row = step(memory, model, ids[None, :number])
+        assert row.exp().sum() == pytest.approx(1, abs=1e-4)
+        assert float(row[0, ids[number]]) == pytest.approx(float(scored[number - 1]), abs=1e-4)
+
+
+def test_rows_of_a_batch_do_not_depend_on_each_other(fitted: TextMemory, model: Any) -> None:
+    """Rows of different length, padded on the left, are what each is by itself."""
+    rows = [torch.from_numpy(fitted.decoder.encode(text_of(20)))[:length] for length in (9, 30, 21)]
+    ids, mask = torch.zeros(2, 3, 30, dtype=torch.long)
+    for number, row in enumerate(rows):
+        ids[number, 30 - len(row) :], mask[number, 30 - len(row) :] = row, 1
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    together = step(fitted, model, ids, attention_mask=mask, position_ids=positions)
+    for number, row in enumerate(rows):
+        torch.testing.assert_close(together[number].exp(), step(fitted, model, row[None])[0].exp(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}])
+def test_generate_takes_the_processor(settings: dict[str, Any], fitted: TextMemory, model: Any, tokenizer: Any) -> None:
+    """Greedily, with beams and by sampling; what is written is what the memory holds, for the model is random."""
+    inputs = tokenizer(["    def lock_queue(self, ", "    def"], return_tensors="pt", padding=True, padding_side="left")
+    inputs.pop("token_type_ids", None)
+    output = model.generate(**inputs, logits_processor=[fitted.processor()], max_new_tokens=12, **settings)
+    with fitted.attach(model):
+        attached = model.generate(**inputs, max_new_tokens=12, **settings)
+    assert "generate" not in vars(model)
+    if "do_sample" not in settings:
+        assert torch.equal(output, attached)
+        assert "self" in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :]) + tokenizer.decode(output[1])
+
+
+def test_excluded_tokens_stay_excluded(fitted: TextMemory, model: Any) -> None:
+    ids = torch.from_numpy(fitted.decoder.encode("    def"))[None]
+    best = int(step(fitted, model, ids).argmax())
+    with torch.no_grad():
+        scores = model(ids).logits[:, -1]
+    scores[0, best] = -math.inf
+    assert fitted.processor()(ids, scores)[0, best] == -math.inf
+
+
+def test_explanations_add_up_and_name_places(fitted: TextMemory, texts: Path) -> None:
+    """Parts sum to the scored probability; a source is a line of a stored file, on which the token follows."""
+    text = (texts / "test" / "20.py").read_text()[:300]
+    ids = fitted.decoder.encode(text)
+    (row,) = fitted.explain(torch.from_numpy(ids))
+    scored = fitted.score(text).exp()
+    assert [token.token for token in row] == ids[1:].tolist()
+    for token, probability in zip(row, scored.tolist(), strict=True):
+        assert sum(token.parts.values()) == pytest.approx(token.probability) == pytest.approx(probability, rel=1e-3, abs=1e-6)
+    sources = [(token, source) for token in row for source in token.sources]
+    assert len({memory for _, (memory, _, _) in sources}) == 2
+    for token, (_, place, around) in sources:
+        assert token.text.strip() in Path(place.name).read_text().split("\n")[place.line - 1] and token.text in around
+
+
+def test_a_removed_document_leaves_no_trace(model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+    """A memory to which a text was added and from which it was removed answers as one that never had it."""
+    secret = tmp_path / "secret.py"
+    secret.write_text(text_of(99).replace("return", "xylophone"))
+    memories = []
+    for name in ("with", "without"):
+        memory = TextMemory(model, tokenizer, tmp_path / name, window=100, overlap=0)
+        memory.add(texts / "stored")
+        if name == "with":
+            memory.add(secret)
+            assert memory.count("xylophone") == 60
+            assert memory.remove(str(secret)) == 1
+        memory.fit(texts / "held_out")
+        memories.append(memory)
+    text = text_of(99).replace("return", "xylophone")
+    assert torch.equal(memories[0].score(text), memories[1].score(text))
+    assert memories[0].count("xylophone") == 0 and memories[0].names == memories[1].names
+    files = [file for file in (tmp_path / "with").rglob("*") if file.is_file()]
+    assert not any(b"secret.py" in file.read_bytes() for file in files)
+    with pytest.raises(UserError, match="holds no document"):
+        memories[0].remove(str(secret))
+
+
+def test_documents_one_at_a_time_are_those_at_once(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Forty documents leave few segments, and the same answers; unchanged ones are not read again."""
+    for seed in range(40):
+        (tmp_path / f"{seed}.py").write_text(text_of(seed, lines=3))
+    memories = [TextMemory(model, tokenizer, tmp_path / f"memory{n}", knn=False) for n in range(2)]
+    for seed in range(40):
+        assert memories[0].add(tmp_path / f"{seed}.py") == 1
+    assert memories[1].add([tmp_path / f"{seed}.py" for seed in range(40)]) == 40
+    assert memories[0].add([tmp_path / f"{seed}.py" for seed in range(40)]) == 0
+    assert len(memories[0].store.segments()) < 12
+    for text in ("    def", " return", " return self", "(self,"):
+        assert memories[0].count(text) == memories[1].count(text) > 0
+        assert memories[0].next(text) == memories[1].next(text)
+    (tmp_path / "7.py").write_text("changed")
+    assert memories[0].add(tmp_path / "7.py") == 1
+    assert memories[0].count("changed") == 1 and len(memories[0].names) == 40
+
+
+def test_counts_are_those_of_the_text(fitted: TextMemory, texts: Path) -> None:
+    """``count``, ``next`` and ``find`` against a search of the token sequences."""
+    stored = [fitted.decoder.encode(file.read_text()).tolist() for file in sorted((texts / "stored").iterdir())]
+    for text in ("    def", " return self", "(self,"):
+        tokens = fitted.decoder.encode(text).tolist()
+        followers = [
+            each[n + len(tokens)]
+            for each in stored
+            for n in range(len(each) - len(tokens))
+            if each[n : n + len(tokens)] == tokens
+        ]
+        assert fitted.count(text) >= len(followers) > 0
+        assert sum(fitted.next(text).values()) == len(followers)
+        assert max(fitted.next(text).values()) == max(np.bincount(followers))
+        for source, around in fitted.find(text, 3):
+            assert text in around and text.strip() in Path(source.name).read_text().split("\n")[source.line - 1]
+
+
+def test_a_prompt_may_end_within_a_token(fitted: TextMemory) -> None:
+    """The continuation is that of a prompt which ends at a border, for what the memory holds at either."""
+    whole = fitted.generate("    def lock_lock(self, lock):\n        return", max_new_tokens=6)
+    within = fitted.generate("    def lock_lock(self, lock):\n        retu", max_new_tokens=7)
+    assert within.startswith("rn") and within[2:6] == whole[:4]
+    several = fitted.generate(["    de", "    def lock_lock(self, lock):\n        retu"], max_new_tokens=7)
+    assert several[0].startswith("f ") and several[1] == within
+
+
+@pytest.mark.parametrize("kind", ["queries", "keys"])
+def test_contexts_that_overflow_are_told(kind: str, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+    model = model_of("Llama", len(tokenizer))
+    memory = TextMemory(model, tokenizer, tmp_path / "memory")
+    if kind == "queries":
+        memory.add(texts / "stored")
+        memory.fit(texts / "held_out")
+    model.model.norm.weight.data.fill_(math.inf)
+    with pytest.raises(UserError, match="NaN or infinity"):
+        if kind == "queries":
+            step(memory, model, torch.tensor([[5, 6]]))
+        else:
+            memory.add(texts / "stored")
+
+
+def test_misuse_is_one_line(fitted: TextMemory, model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+    other = model_of("Llama", len(tokenizer))
+    other.model.embed_tokens.weight.data += 0.1
+    empty = TextMemory(model, tokenizer, tmp_path / "empty")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("text")
+    cases: list[tuple[str, Any]] = [
+        ("another model", lambda: TextMemory(other, tokenizer, fitted.folder, window=100, overlap=28)),
+        ("another knn", lambda: TextMemory(model, tokenizer, fitted.folder, knn=False)),
+        ("is empty", lambda: empty.fit(texts / "held_out")),
+        ("no weights yet", lambda: empty.processor() if empty.add(texts / "stored") else None),
+        ("not in the memory", lambda: fitted.fit(texts / "stored")),
+        ("no text memory", lambda: TextMemory(model, tokenizer, tmp_path / "taken")),
+        ("no file or folder", lambda: fitted.add(tmp_path / "nowhere")),
+        ("at least two", lambda: fitted.score("")),
+        ("at least one", lambda: fitted.count("")),
+        ("training mode", lambda: TextMemory(model_of("Llama", len(tokenizer)).train(), tokenizer, tmp_path / "new")),
+        ("own model", lambda: fitted.processor()(torch.tensor([[5]] * 7), torch.zeros(7, len(tokenizer)))),
+    ]
+    for message, call in cases:
+        with pytest.raises(UserError, match=message) as raised:
+            call()
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "file", ["memory.json", "text.npy", "suffixes.npy", "key.npy", "documents.json", "weights.safetensors"]
+)
+def test_a_damaged_memory_is_told(file: str, model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+    memory = TextMemory(model, tokenizer, tmp_path / "memory")
+    memory.add(texts / "stored" / "0.py")
+    memory.fit(texts / "held_out")
+    (path,) = (tmp_path / "memory").rglob(file)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UserError, match=r"damaged|missing|does not describe"):
+        TextMemory(model, tokenizer, tmp_path / "memory").score("some text")

@@ -1,0 +1,142 @@
+"""A causal language model of transformers as a text memory reads it: contexts are what its output layer reads.
+
+A hook on the output layer catches them, so that any class of models serves that has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+
+from trime.common.types import Float, Int, Tensor
+from trime.errors import UserError
+from trime.models.pretrained.loading import unwrapped
+from trime.models.pretrained.tokenizer import encode_text, prompt_frame
+
+ANCHOR = "a"  # decoded before a token, so that the space that the token begins with is not dropped
+SAMPLED = 64  # values of each weight that tell models apart
+
+
+class Read(NamedTuple):
+    """The contexts before some tokens, and the log-probability of every token after each; None where nobody asked."""
+
+    context: Float[Tensor, "n d"]
+    log_probability: Float[Tensor, "n v"] | None
+
+
+class Decoder:
+    """``model`` and ``tokenizer``; a text is read in windows of ``window`` tokens after up to ``overlap`` earlier ones."""
+
+    def __init__(self, model: Any, tokenizer: Any, window: int, overlap: int):
+        self.model, self.tokenizer, self.window, self.overlap = model, tokenizer, window, overlap
+        head = getattr(unwrapped(model), "get_output_embeddings", lambda: None)()
+        if head is None:
+            raise UserError(f"{type(model).__name__} has no output layer that predicts tokens: pass a causal language model")
+        if model.training:
+            raise UserError("the model is in training mode, in which its contexts are drawn at random: call model.eval() first")
+        self.width = head.weight.shape[1]
+        self.vocabulary = max(head.weight.shape[0], len(tokenizer))
+        self.start = prompt_frame(tokenizer, chat_template=False)[0]  # as the tokenizer begins every text
+        self.last: Tensor | None = None  # contexts that the output layer read last [b n d]
+        self.skips_logits, self.pieces = False, Pieces(tokenizer)
+        head.register_forward_pre_hook(self.catch)
+
+    def catch(self, module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Keep the contexts that the output layer reads; while a text is added, let it compute for the last of them alone."""
+        self.last = inputs[0].detach()
+        return (inputs[0][:, -1:],) if self.skips_logits else None
+
+    @contextmanager
+    def without_logits(self) -> Iterator[None]:
+        self.skips_logits = True
+        try:
+            yield
+        finally:
+            self.skips_logits = False
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the tokens of a text, after those that begin every text of this model."""
+        return np.array([*self.start, *encode_text(self.tokenizer, text)], np.int64)
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, " _"], logits: bool) -> Iterator[Read]:
+        """Yield the contexts before each token but the first, window by window, with log-probabilities if ``logits``."""
+        device = self.model.device
+        for first in range(0, len(tokens) - 1, self.window):
+            begin, end = max(0, first - self.overlap), min(first + self.window, len(tokens) - 1)
+            inputs = torch.cat([torch.tensor(self.start if begin else [], dtype=torch.long), tokens[begin:end]]).to(device)
+            scored = end - first
+            if logits:
+                scores = self.model(input_ids=inputs[None], use_cache=False).logits[0, -scored:].float()
+                log_probability = scores.log_softmax(-1)
+            else:
+                with self.without_logits():
+                    self.model(input_ids=inputs[None], use_cache=False)
+            assert self.last is not None
+            context = self.last[0, -scored:].float()
+            if not context.isfinite().all():
+                raise UserError(
+                    f"the model's contexts hold NaN or infinity in {self.model.dtype}: load it in bfloat16 or float32"
+                )
+            yield Read(context, log_probability if logits else None)
+
+    def identity(self) -> dict[str, str]:
+        """Return what tells this model and this tokenizer from others; it does not depend on the type of the weights."""
+        weights, words = xxhash.xxh3_64(), xxhash.xxh3_64()
+        for name, tensor in self.model.state_dict().items():
+            flat = tensor.detach().flatten()
+            sample = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].to("cpu", torch.bfloat16)
+            weights.update(f"{name} {tuple(tensor.shape)}".encode() + sample.view(torch.int16).numpy().tobytes())
+        for word, number in sorted(self.tokenizer.get_vocab().items()):
+            words.update(f"{number} {word}\n".encode())
+        return {"model": f"{type(unwrapped(self.model)).__name__} {weights.hexdigest()}", "tokenizer": words.hexdigest()}
+
+    def text_of(self, tokens: Any) -> str:
+        """Return the text of some tokens, with the space that the first begins with."""
+        anchor = self.tokenizer(ANCHOR, add_special_tokens=False).input_ids[-1:]
+        return str(self.tokenizer.decode([*anchor, *tokens], clean_up_tokenization_spaces=False)).removeprefix(ANCHOR)
+
+    def newlines(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the line on which each token begins, counted from 1; line ends that a token begins with come before it."""
+        distinct, inverse = np.unique(tokens, return_inverse=True)
+        pieces = [self.tokenizer.decode([int(token)]) for token in distinct]
+        ends = np.array([piece.count("\n") for piece in pieces])[inverse]
+        leading = np.array([len(piece) - len(piece.lstrip("\n")) if piece.strip("\n") else 0 for piece in pieces])[inverse]
+        return 1 + np.cumsum(ends) - ends + leading
+
+    def without_padding(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the tokens of a row without padding on the left."""
+        padding = self.tokenizer.pad_token_id
+        begin = 0 if padding is None else int((tokens != padding).argmax())
+        start = self.start if begin and padding in self.start else []
+        return np.array([*start, *tokens[begin:]], np.int64)
+
+
+class Pieces:
+    """The text of every token of a tokenizer, in which tokens are looked up that continue a text."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The text of each token, with the space that it begins with; empty for special tokens and parts of characters."""
+        anchor = self.tokenizer(ANCHOR, add_special_tokens=False).input_ids[-1:]
+        special = {*self.tokenizer.all_special_ids}
+        texts = self.tokenizer.batch_decode([[*anchor, token] for token in range(len(self.tokenizer))])
+        return [
+            "" if token in special or "\N{REPLACEMENT CHARACTER}" in text else text.removeprefix(ANCHOR)
+            for token, text in enumerate(texts)
+        ]
+
+    def that_continue(self, text: str) -> Tensor:
+        """Return the tokens whose text begins with a text, or is its beginning."""
+        return torch.tensor(
+            [n for n, piece in enumerate(self.texts) if piece and (piece.startswith(text) or text.startswith(piece))]
+        )

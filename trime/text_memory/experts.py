@@ -1,0 +1,186 @@
+"""What the memories of a text say of its next token: n-grams of the stored texts and of the text so far, and neighbours.
+
+Each context length of n-grams and each temperature of neighbours is an expert, with a mass and a distribution over tokens
+(``trime.scoring.mixtures.experts``). Everything depends on the tokens so far and on the context of the last one alone, so that
+a batch, beams or a text that is scored at once give the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from trime.common.types import Float, Int, LogMass, Tensor
+from trime.memory.inference.ngrams_cpu import counts_in_document, counts_in_text, followers, suffix_range
+from trime.memory.training.objective.blockwise_cpu import entry_masses
+from trime.scoring.mixtures.experts import ExpertMasses
+from trime.text_memory.segment import Segment, Source
+
+TEXT, DOCUMENT, NEIGHBOURS = "ngram", "document", "knn"
+TEXT_ORDERS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], np.int64)  # context lengths in tokens
+DOCUMENT_ORDERS = np.array([1, 2, 3, 4, 6, 8, 12], np.int64)
+TEMPERATURES = [0.02, 0.04, 0.08, 0.16]  # of cosines
+NEAREST = 64  # neighbours of each context
+
+
+class Candidates(NamedTuple):
+    """Tokens that an expert proposes as the next, each with its probability; a token may occur several times."""
+
+    expert: np.ndarray  # [z] numbers of experts, the model's own being 0
+    token: np.ndarray  # [z]
+    probability: np.ndarray  # [z]
+
+
+class Neighbours(NamedTuple):
+    """The stored tokens whose contexts are nearest to each query, with the segment and the place of each."""
+
+    similarity: Float[Tensor, "n k"]
+    token: Int[Tensor, "n k"]
+    segment: Int[Tensor, "n k"]
+    place: Int[Tensor, "n k"]
+
+
+class Experts:
+    """The experts over some segments; ``memories`` are the names of those that take part, in order."""
+
+    def __init__(self, segments: list[Segment], memories: tuple[str, ...]):
+        self.segments, self.memories = segments, memories
+        sizes = {TEXT: len(TEXT_ORDERS), DOCUMENT: len(DOCUMENT_ORDERS), NEIGHBOURS: len(TEMPERATURES)}
+        self.sizes = {name: sizes[name] for name in memories}
+
+    @property
+    def counts(self) -> list[bool]:
+        """Return for each expert whether its mass is a count."""
+        return [False, *(name != NEIGHBOURS for name, size in self.sizes.items() for _ in range(size))]
+
+    def masses(self, tokens: np.ndarray, query: Float[Tensor, "n d"], log_probability: Float[Tensor, " n"]) -> ExpertMasses:
+        """Return the masses of all tokens of a text but the first, given their contexts and the model's log-probabilities."""
+        target = torch.from_numpy(tokens[1:])
+        masses = [LogMass(log_probability[None], torch.zeros(1, len(target)))]
+        for name in self.memories:
+            if name == NEIGHBOURS:
+                found = self.nearest(query)
+                masses.append(entry_masses(found.similarity, found.token, target, torch.tensor(TEMPERATURES)))
+            else:
+                of_target, total = self.text_counts(tokens) if name == TEXT else document_counts(tokens)
+                masses.append(LogMass(*(torch.from_numpy(count).float().log() for count in (of_target, total))))
+        targets, totals = (torch.cat(part).T for part in zip(*((one.target, one.total) for one in masses), strict=True))
+        return ExpertMasses(targets, totals, torch.zeros(len(target), dtype=torch.long))
+
+    def text_counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return how often each order's context is followed by the target in the stored texts, and by any token [e n]."""
+        sums = np.zeros((2, len(TEXT_ORDERS), len(tokens) - 1), np.int64)
+        for segment in self.segments:
+            counts, array = np.zeros_like(sums), segment.array
+            counts_in_text(array.text, array.suffixes, array.starts, tokens, 1, tokens[1:], TEXT_ORDERS, *counts)
+            sums += counts
+        return sums[0], sums[1]
+
+    def nearest(self, query: Float[Tensor, "n d"]) -> Neighbours:
+        """Return the nearest neighbours over all segments."""
+        found = []
+        for number, segment in enumerate(self.segments):
+            score, place = segment.index.nearest(query, NEAREST)
+            token = torch.from_numpy(segment.token(place.numpy())).long()
+            found.append(Neighbours(score, token, torch.full_like(place, number), place))
+        together = Neighbours(*(torch.cat(column, 1) for column in zip(*found, strict=True)))
+        best = together.similarity.topk(min(NEAREST, together.similarity.shape[1]), 1).indices
+        return Neighbours(*(column.gather(1, best) for column in together))
+
+    def next_token(self, tokens: np.ndarray, query: Float[Tensor, "1 d"]) -> tuple[Float[Tensor, "1 e"], Candidates]:
+        """Return the experts' log-masses after a text, and the tokens that they propose."""
+        totals, expert, token, probability = [torch.zeros(1, 1)], [], [], []
+        first = 1
+        for name in self.memories:
+            if name == NEIGHBOURS:
+                found = self.nearest(query)
+                scores = found.similarity / torch.tensor(TEMPERATURES)[:, None]
+                total = scores.logsumexp(1)
+                shares = (scores - total.nan_to_num(neginf=0)[:, None]).exp().numpy()
+                of_orders = [(found.token[0].numpy(), share) for share in shares]
+            else:
+                counted = self.text_followers(tokens) if name == TEXT else document_followers(tokens)
+                sums = [float(count.sum()) for _, count in counted]
+                total = torch.tensor(sums).log()
+                of_orders = [(each, count / max(whole, 1.0)) for (each, count), whole in zip(counted, sums, strict=True)]
+            totals.append(total[None])
+            for number, (proposed, share) in enumerate(of_orders):
+                expert.append(np.full(len(proposed), first + number))
+                token.append(proposed)
+                probability.append(share)
+            first += self.sizes[name]
+        return torch.cat(totals, 1), Candidates(*(np.concatenate(each) for each in (expert, token, probability)))
+
+    def text_followers(self, tokens: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return for each order the tokens that follow its context in the stored texts, and how often."""
+        result = []
+        for order in TEXT_ORDERS.tolist():
+            found = [each for segment in self.segments if (each := followers_of(segment, tokens, order)) is not None]
+            result.append(joined(found))
+        return result
+
+    def sources(
+        self, tokens: np.ndarray, query: Float[Tensor, "1 d"], target: int, limit: int
+    ) -> list[tuple[str, int, Source]]:
+        """Return where a token followed like contexts: memory, segment and source, the longest and the nearest first."""
+        result: list[tuple[str, int, Source]] = []
+        if TEXT in self.memories:
+            for order in TEXT_ORDERS[::-1].tolist():
+                if order <= len(tokens) and len(result) < limit:
+                    longer = np.append(tokens[len(tokens) - order :], target)
+                    for number, segment in enumerate(self.segments):
+                        places = segment.find(longer, limit) + order
+                        result += [(TEXT, number, segment.source(int(place))) for place in places]
+        if NEIGHBOURS in self.memories:
+            found = self.nearest(query)
+            for column in (found.token[0] == target).nonzero()[:limit, 0].tolist():
+                number = int(found.segment[0, column])
+                result.append((NEIGHBOURS, number, self.segments[number].source(int(found.place[0, column]))))
+        return result
+
+
+def followers_of(segment: Segment, tokens: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the tokens that follow the last ``order`` ones in a segment, and how often; None if these do not occur."""
+    if order > len(tokens):
+        return None
+    array = segment.array
+    low, high = suffix_range(array.text, array.suffixes, array.starts, tokens, len(tokens) - order, order)
+    if low == high:
+        return None
+    token, count = followers(array.text, array.suffixes, low, high, order)
+    inside = token < len(array.starts) - 2  # nothing follows the end of a document
+    return token[inside], count[inside]
+
+
+def document_counts(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return how often each order's context was followed by the target earlier in the text, and by any token [e n]."""
+    number = len(tokens) - 1
+    added = np.zeros(2 * len(DOCUMENT_ORDERS) * len(tokens), np.int64)
+    size = 1 << (2 * len(added)).bit_length()
+    keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int32)
+    of_target, total = np.zeros((2, len(DOCUMENT_ORDERS), number + 1), np.int64)
+    counts_in_document(keys, counts, tokens, 0, tokens, DOCUMENT_ORDERS, of_target, total, added)
+    return of_target[:, 1:], total[:, 1:]
+
+
+def document_followers(tokens: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return for each order the tokens that followed its context earlier in the text; each counts once."""
+    places, result, matched = np.arange(len(tokens)), [], 0
+    # Orders rise: the places of a shorter context are narrowed down to those of the next.
+    for order in DOCUMENT_ORDERS.tolist():
+        for back in range(matched, min(order, len(tokens))):
+            places = places[places > back]
+            places = places[tokens[places - 1 - back] == tokens[-1 - back]]
+        matched = order
+        found = tokens[places] if order <= len(tokens) else tokens[:0]
+        result.append((found, np.ones(len(found))))
+    return result
+
+
+def joined(found: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens and counts of several segments one after another."""
+    if not found:
+        return np.zeros(0, np.int64), np.zeros(0)
+    return np.concatenate([token for token, _ in found]), np.concatenate([count for _, count in found]).astype(np.float64)

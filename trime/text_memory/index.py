@@ -1,0 +1,70 @@
+"""Nearest neighbours among the keys of a segment: exact where they are few, else by FAISS.
+
+Keys are contexts of a decoder whose dimensions have mean 0 and deviation 1 over its memory, scaled to length 1: similarity is
+their cosine. Dimensions of a decoder's contexts differ by orders of magnitude; without this a few of them decide.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trime.common.types import Float, Int, Tensor
+from trime.errors import UserError
+
+INDEX = "index.faiss"
+EXACT = 2**15  # keys up to which all are compared: that takes a millisecond
+PER_CELL = 512  # keys of a cell
+TRAINED_ON = 64  # keys per cell
+VISITED = 16  # cells that a query visits
+SEED = 1234
+
+
+class KeyIndex:
+    """Search of a segment's keys. ``first``: the first token of each document, which has no context."""
+
+    def __init__(self, folder: Path, key: np.ndarray, first: np.ndarray):
+        self.key, self.first = key, first
+        self.index = None
+        if (folder / INDEX).exists():
+            import faiss
+
+            try:
+                self.index = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC)
+            except RuntimeError:
+                raise UserError(f"{folder / INDEX} is damaged: delete the memory's folder, and add its texts again") from None
+            faiss.extract_index_ivf(self.index).nprobe = VISITED
+        else:
+            self.exact = torch.from_numpy(np.array(key)).float()
+
+    @staticmethod
+    def build(folder: Path, key: np.ndarray, first: np.ndarray) -> None:
+        """Write the index of a segment's keys, if they are so many that not all should be compared."""
+        if len(key) <= EXACT:
+            return
+        import faiss
+
+        cells = len(key) // PER_CELL
+        index = faiss.index_factory(key.shape[1], f"IVF{cells},SQ8", faiss.METRIC_INNER_PRODUCT)
+        clustering = faiss.extract_index_ivf(index).cp
+        clustering.seed, clustering.max_points_per_centroid = SEED, TRAINED_ON
+        has_key = np.ones(len(key), bool)
+        has_key[first] = False
+        number = np.flatnonzero(has_key)
+        sample = np.sort(np.random.default_rng(SEED).permutation(number)[: TRAINED_ON * cells])
+        index.train(key[sample].astype(np.float32))
+        for some in np.array_split(number, max(1, len(number) // 2**16)):
+            index.add_with_ids(key[some].astype(np.float32), some)
+        faiss.write_index(index, str(folder / INDEX))
+
+    def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        """Return the similarities of the nearest keys, and their places; -inf and 0 where there are fewer."""
+        if self.index is None:
+            score = query @ self.exact.T
+            score[:, torch.from_numpy(self.first)] = -torch.inf
+            found = score.topk(min(k, score.shape[1]), 1)
+            return found.values, found.indices
+        score, place = (torch.from_numpy(array) for array in self.index.search(query.numpy(), k))
+        return score.masked_fill(place < 0, -torch.inf), place.clamp(min=0)

@@ -1,0 +1,362 @@
+"""A memory of one's own texts for one's own decoder: texts are added, weights are fitted, and ``generate`` uses them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+
+from trime.common.io import write_tensors
+from trime.common.progress import Progress
+from trime.common.types import Float, Int, Tensor
+from trime.data.texts import Text, read_texts
+from trime.errors import UserError
+from trime.scoring.mixtures.adaptive import Adaptive
+from trime.scoring.mixtures.experts import ExpertMasses, concat_masses, folds
+from trime.text_memory.decoder import Decoder
+from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, TEXT_ORDERS, Experts, followers_of
+from trime.text_memory.mixing import confidence, mixed, parts_of, predict
+from trime.text_memory.processor import MemoryProcessor
+from trime.text_memory.segment import Content, Document, Source
+from trime.text_memory.store import TextStore
+from trime.text_memory.worth import Scored, Worth
+
+log = logging.getLogger(__name__)
+
+WEIGHTS, SCALE = "weights.safetensors", "scale.safetensors"
+SCALED_BY = 4096  # contexts whose mean and deviation scale all others
+COPIED = 0.5  # share of a text in long n-grams of the memory above which it counts as a near copy
+FOLDS = 8
+SHOWN = 8  # tokens on each side of a source
+# What a prompt ends with and a token may begin with: a word, marks, or blanks.
+LAST_PIECE = re.compile(r" ?\w+$| ?[^\w\s]+$|[ \t]+$")
+
+
+class ExplainedToken(NamedTuple):
+    """A token of a text: its probability, the parts of it by memory, and where the memories have it from."""
+
+    token: int
+    text: str
+    probability: float
+    parts: dict[str, float]  # of the model and of each memory; they sum to the probability
+    sources: list[tuple[str, Source, str]]  # memory, place, and the text there
+
+
+class TextMemory:
+    """A memory in ``folder`` for a causal language model of transformers and its tokenizer; it is made where there is none.
+
+    ``knn=False`` keeps n-grams alone: texts are then added without reading them by the model, thousands of times faster.
+    Raises UserError where the folder holds a memory of another model, tokenizer or ``knn``.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, folder: str | Path, knn: bool = True, window: int = 768, overlap: int = 256):
+        self.folder, self.knn = Path(folder).expanduser(), knn
+        self.decoder = Decoder(model, tokenizer, window, overlap)
+        identity = self.decoder.identity() | {"knn": knn, "contexts": f"{window} after {overlap}" if knn else None}
+        self.store = TextStore(self.folder, identity, self.decoder.vocabulary)
+        self.scale: dict[str, Tensor] | None = None
+        self.memories = (TEXT, DOCUMENT, NEIGHBOURS) if knn else (TEXT, DOCUMENT)
+
+    def __len__(self) -> int:
+        """Return the number of stored tokens."""
+        return sum(len(segment) for segment in self.store.segments())
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the stored documents."""
+        return sorted(self.store.documents())
+
+    def add(self, paths: str | Path | Iterable[str | Path], field: str = "text") -> int:
+        """Add the texts in files and folders, and return how many documents were new or had changed.
+
+        Each is on disk once it is added: an interrupted call goes on where it ended. ``field``: as ``read_texts`` has it.
+        """
+        known, new = self.store.documents(), []
+        for text in read_texts(paths, field):
+            checksum = xxhash.xxh3_64_hexdigest(text.content.encode("utf-8", "surrogatepass"))
+            tokens = self.decoder.encode(text.content) if known.get(text.name) != checksum else np.zeros(0, np.int64)
+            if len(tokens) > 1:
+                new.append((Document(text.name, checksum, len(tokens)), tokens))
+        if new and self.knn and not (self.folder / SCALE).exists():
+            self.measure_scale([tokens for _, tokens in new])
+        with Progress(total=sum(len(tokens) for _, tokens in new), unit="token", unit_scale=True, desc="add") as bar:
+            for document, tokens in new:
+                key = np.concatenate([*self.keys(tokens, bar)]) if self.knn else None
+                self.store.add(Content([document], tokens, self.decoder.newlines(tokens), key))
+                bar.update(0 if self.knn else len(tokens))
+        return len(new)
+
+    def remove(self, name: str) -> int:
+        """Remove a document, or all below a folder; return how many. UserError where there is none of this name."""
+        gone = [
+            each for each in self.store.documents() if each == name or each.startswith((f"{name.rstrip('/')}/", f"{name}, "))
+        ]
+        if not gone:
+            raise UserError(f"{self.folder} holds no document {name}: names lists what it holds")
+        self.store.remove(gone)
+        return len(gone)
+
+    def measure_scale(self, texts: list[np.ndarray]) -> None:
+        """Measure mean and deviation of contexts, which scale all keys and queries of this memory from now on."""
+        contexts: list[Tensor] = []
+        for tokens in texts:
+            for read in self.decoder.read(torch.from_numpy(tokens), logits=False):
+                contexts.append(read.context.cpu())
+                if sum(map(len, contexts)) >= SCALED_BY:
+                    break
+            else:
+                continue
+            break
+        together = torch.cat(contexts)
+        deviation = together.std(0, correction=0)
+        deviation = deviation.clamp(min=float(deviation.mean()) / 100)
+        write_tensors(self.folder / SCALE, {"mean": together.mean(0), "deviation": deviation})
+
+    def scaled(self, context: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Return contexts as they are compared: each dimension with mean 0 and deviation 1, each context with length 1."""
+        if not self.knn:
+            return context.cpu()
+        self.scale = self.scale or read_tensors(self.folder / SCALE)[0]  # it never changes
+        normal = (context.cpu() - self.scale["mean"]) / self.scale["deviation"]
+        return normal / normal.norm(dim=1, keepdim=True).clamp(min=1e-6)
+
+    def keys(self, tokens: np.ndarray, bar: Any) -> Iterator[np.ndarray]:
+        """Yield the keys of a text window by window; the first token has none."""
+        yield np.zeros((1, self.decoder.width), np.float16)
+        for read in self.decoder.read(torch.from_numpy(tokens), logits=False):
+            yield self.scaled(read.context).half().numpy()
+            bar.update(len(read.context))
+
+    def experts(self) -> Experts:
+        """Return the experts over what is stored now; UserError where that is nothing."""
+        segments = self.store.segments()
+        if not segments:
+            raise UserError(f"{self.folder} is empty: add texts to it first")
+        return Experts(segments, self.memories)
+
+    def read(self, tokens: np.ndarray, experts: Experts) -> Scored:
+        """Return what the model and the memories predicted of each token of a text but the first."""
+        masses, features = [], []
+        first = 1
+        for context, log_probability in self.decoder.read(torch.from_numpy(tokens), logits=True):
+            assert log_probability is not None
+            target = torch.from_numpy(tokens[first : first + len(context)]).to(log_probability.device)
+            masses.append((self.scaled(context), log_probability.gather(1, target[:, None])[:, 0].cpu()))
+            features.append(confidence(log_probability).cpu())
+            first += len(context)
+        query, of_target = (torch.cat(column) for column in zip(*masses, strict=True))
+        return Scored(experts.masses(tokens, query, of_target), torch.cat(features))
+
+    def fit(self, paths: str | Path | Iterable[str | Path], field: str = "text", seed: int = 0) -> Worth:
+        """Fit the weights to held-out texts, and return what the memories are worth there (cross-fitted).
+
+        UserError where the texts are too few, or are those of the memory.
+        """
+        experts, texts = self.experts(), self.held_out(paths, field)
+        scored = self.read_all(texts, experts)
+        masses, features = concat_masses([each.masses for each in scored]), torch.cat([each.features for each in scored])
+        fold = folds(masses.document, FOLDS, seed)
+        mixture = Adaptive(TEMPERATURES, history=[])
+        loss = {"all": -mixture.fit(masses, fold, experts.counts, seed, features)}
+        note = {"memories": [*self.memories], "temperatures": TEMPERATURES}
+        write_tensors(self.folder / WEIGHTS, mixture.state(), note)
+        first = 1
+        for name, size in experts.sizes.items():
+            kept = torch.tensor([not first <= column < first + size for column in range(masses.total.shape[1])])
+            without = ExpertMasses(masses.target[:, kept], masses.total[:, kept], masses.document)
+            counts = [count for count, keep in zip(experts.counts, kept.tolist(), strict=True) if keep]
+            if len(counts) > 1:
+                loss[name] = -Adaptive(TEMPERATURES, history=[]).fit(without, fold, counts, seed, features)
+            first += size
+        return Worth.of(texts, masses, loss, self.near_copies(texts, scored))
+
+    def evaluate(self, paths: str | Path | Iterable[str | Path], field: str = "text") -> Worth:
+        """Return what the memories are worth on other texts, with the weights that were fitted."""
+        experts, mixture, texts = self.experts(), self.mixture(), self.held_out(paths, field)
+        scored = self.read_all(texts, experts)
+        losses = torch.cat([-mixed(mixture, each) for each in scored])
+        return Worth.of(
+            texts, concat_masses([each.masses for each in scored]), {"all": losses}, self.near_copies(texts, scored)
+        )
+
+    def score(self, text: str) -> Float[Tensor, " n"]:
+        """Return the log-probability in nats of each token of a text after the ones before it; the first has none."""
+        return mixed(self.mixture(), self.read(self.tokens_of(text), self.experts()))
+
+    def tokens_of(self, text: str) -> np.ndarray:
+        """Return the tokens of a text; UserError where there are fewer than two."""
+        tokens = self.decoder.encode(text)
+        if len(tokens) < 2:
+            raise UserError(f"a text of {len(tokens)} tokens has nothing to predict: pass at least two")
+        return tokens
+
+    def read_all(self, texts: list[Text], experts: Experts) -> list[Scored]:
+        """Read texts with a progress bar, each as a document of its own."""
+        scored = []
+        for number, text in enumerate(Progress(texts, unit="text", desc="read")):
+            masses, features = self.read(self.tokens_of(text.content), experts)
+            scored.append(Scored(masses._replace(document=masses.document + number), features))
+        return scored
+
+    def held_out(self, paths: str | Path | Iterable[str | Path], field: str) -> list[Text]:
+        """Return the texts that are not in the memory, and name those that are; UserError where none is left."""
+        stored, texts = {*self.store.documents().values()}, [*read_texts(paths, field)]
+        new = [text for text in texts if xxhash.xxh3_64_hexdigest(text.content.encode("utf-8", "surrogatepass")) not in stored]
+        if len(new) < len(texts):
+            log.warning("left out: %d of %d texts, which are in the memory", len(texts) - len(new), len(texts))
+        new = [text for text in new if len(self.decoder.encode(text.content)) > 1]
+        if not new:
+            raise UserError("there is no text to score: name files that are not in the memory")
+        return new
+
+    def near_copies(self, texts: list[Text], scored: list[Scored]) -> list[str]:
+        """Return the names of texts of which most is in the memory word for word."""
+        longest = len(TEXT_ORDERS)  # the last expert of the first memory, after the model
+        shares = [float(each.masses.target[:, longest].isfinite().float().mean()) for each in scored]
+        return [text.name for text, share in zip(texts, shares, strict=True) if share > COPIED]
+
+    def mixture(self) -> Adaptive:
+        """Return the fitted mixture; UserError before ``fit``, or where it was fitted with other memories."""
+        file = self.folder / WEIGHTS
+        if not file.exists():
+            raise UserError(f"{self.folder} has no weights yet: call fit with texts that are not in the memory")
+        state, note = read_tensors(file)
+        mixture = Adaptive(note["temperatures"], history=[])
+        mixture.load(state)
+        return mixture
+
+    def processor(self, healed: list[str] | None = None) -> MemoryProcessor:
+        """Return a logits processor for ``generate`` of this memory's model; UserError before ``fit``."""
+        return MemoryProcessor(self.decoder, self.scaled, self.experts(), self.mixture(), healed)
+
+    def generate(self, prompt: str | list[str], max_new_tokens: int = 64, **settings: Any) -> Any:
+        """Return the continuation of a prompt, or of each of several; ``settings`` are those of the model's ``generate``.
+
+        The last word of a prompt, or the blanks at its end, are written again with what follows: a token of the stored texts
+        may begin there and end later.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        tokenizer = self.decoder.tokenizer
+        healed = [match[0] if (match := LAST_PIECE.search(each)) else "" for each in prompts]
+        encoded = [self.decoder.encode(each.removesuffix(end)) for each, end in zip(prompts, healed, strict=True)]
+        for row, tokens in enumerate(encoded):
+            if not len(tokens):
+                encoded[row], healed[row] = self.decoder.encode(prompts[row]), ""
+                if not len(encoded[row]):
+                    raise UserError("an empty prompt gives the model nothing to begin with: pass some text")
+        padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        longest = max(map(len, encoded))
+        inputs = torch.full((len(encoded), longest), padding or 0, device=self.decoder.model.device)
+        mask = torch.zeros_like(inputs)
+        for row, tokens in enumerate(encoded):
+            inputs[row, longest - len(tokens) :] = torch.from_numpy(tokens)
+            mask[row, longest - len(tokens) :] = 1
+        settings = {"pad_token_id": padding, "do_sample": False, **settings}
+        output = self.decoder.model.generate(
+            inputs,
+            attention_mask=mask,
+            logits_processor=[self.processor(healed)],
+            max_new_tokens=max_new_tokens,
+            **settings,
+        )
+        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in output[:, longest:]]
+        repeats = len(texts) // len(prompts)
+        texts = [text.removeprefix(healed[row // repeats]) for row, text in enumerate(texts)]
+        return texts[0] if isinstance(prompt, str) and repeats == 1 else texts
+
+    def count(self, text: str) -> int:
+        """Return how often a text occurs in the memory, as the tokenizer cuts it."""
+        tokens = self.pieces_of(text)
+        return sum(segment.count(tokens) for segment in self.experts().segments)
+
+    def next(self, text: str) -> dict[str, int]:
+        """Return what follows a text in the memory, and how often, the most frequent first."""
+        tokens, counts = self.pieces_of(text), Counter[int]()
+        for segment in self.experts().segments:
+            if found := followers_of(segment, tokens, len(tokens)):
+                counts.update(dict(zip(*(each.tolist() for each in found), strict=True)))
+        return {self.decoder.text_of([token]): count for token, count in counts.most_common()}
+
+    def find(self, text: str, limit: int = 10) -> list[tuple[Source, str]]:
+        """Return up to ``limit`` places of a text in the memory, each with its surroundings."""
+        tokens, experts = self.pieces_of(text), self.experts()
+        found: list[tuple[Source, str]] = []
+        for number, segment in enumerate(experts.segments):
+            for place in segment.find(tokens, limit - len(found)):
+                source = segment.source(int(place))
+                found.append((source, self.surroundings(experts, number, source)))
+        return found
+
+    def pieces_of(self, text: str) -> np.ndarray:
+        """Return the tokens of a part of a text; UserError where there are none."""
+        tokens = self.decoder.encode(text)[len(self.decoder.start) :]
+        if not len(tokens):
+            raise UserError("an empty text occurs everywhere: pass at least one token")
+        return tokens
+
+    @contextmanager
+    def attach(self, model: Any) -> Iterator[None]:
+        """Let every ``generate`` of the model use the memory within a ``with`` block."""
+        generate, processor = model.generate, self.processor()
+
+        def with_memory(*arguments: Any, logits_processor: Iterable[Any] = (), **settings: Any) -> Any:
+            return generate(*arguments, logits_processor=[*logits_processor, processor], **settings)
+
+        model.generate = with_memory
+        try:
+            yield
+        finally:
+            del model.generate
+
+    def explain(self, output: Int[Tensor, "*b l"], first: int = 1, sources: int = 3) -> list[list[ExplainedToken]]:
+        """Return for each row of tokens, such as ``generate`` returns, where each came from; from number ``first`` on."""
+        experts, mixture = self.experts(), self.mixture()
+        rows = torch.as_tensor(output).reshape(-1, torch.as_tensor(output).shape[-1]).cpu().numpy().astype(np.int64)
+        return [self.explain_row(self.decoder.without_padding(row), max(first, 1), sources, experts, mixture) for row in rows]
+
+    def explain_row(
+        self, tokens: np.ndarray, first: int, limit: int, experts: Experts, mixture: Adaptive
+    ) -> list[ExplainedToken]:
+        """Return where each token of a text came from."""
+        explained, place = [], 1
+        for context, log_probability in self.decoder.read(torch.from_numpy(tokens), logits=True):
+            assert log_probability is not None
+            queries = self.scaled(context)
+            for row in range(max(first - place, 0), len(context)):
+                before, token, query = tokens[: place + row], int(tokens[place + row]), queries[row : row + 1]
+                predicted = predict(experts, mixture, before, query, log_probability[row : row + 1])
+                parts = parts_of(experts, predicted, token, float(log_probability[row, token]))
+                found = experts.sources(before, query, token, limit)
+                shown = [(memory, source, self.surroundings(experts, segment, source)) for memory, segment, source in found]
+                explained.append(
+                    ExplainedToken(
+                        token, self.decoder.tokenizer.decode([token]), sum(parts.values()), parts, shown[: 2 * limit]
+                    )
+                )
+            place += len(context)
+        return explained
+
+    def surroundings(self, experts: Experts, segment: int, source: Source) -> str:
+        """Return the text around a source, tokens on both sides."""
+        around = experts.segments[segment].around(source.place, SHOWN)
+        return str(self.decoder.tokenizer.decode(around.tolist()))
+
+
+def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a file and its note; UserError where it is damaged."""
+    try:
+        with safe_open(file, "pt") as content:
+            note = json.loads((content.metadata() or {}).get("note", "{}"))
+            return {name: content.get_tensor(name) for name in content.keys()}, note  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({error}): delete it, and fit the memory again") from None

@@ -1,0 +1,70 @@
+"""Memory in ``generate``: a logits processor, and prompts that end within a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from trime.common.types import Float, Int, Tensor
+from trime.errors import UserError
+from trime.scoring.mixtures.adaptive import Adaptive
+from trime.text_memory.decoder import Decoder
+from trime.text_memory.experts import Experts
+from trime.text_memory.mixing import predict
+
+
+class MemoryProcessor:
+    """A logits processor: returns log-probabilities of model and memories together for each row of a batch or beam.
+
+    It uses what is stored when it is made. Tokens that other processors exclude stay excluded. ``healed``: for each row, text
+    that the continuation must begin with (``Prompts``).
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        scaled: Callable[[Tensor], Tensor],
+        experts: Experts,
+        mixture: Adaptive,
+        healed: list[str] | None = None,
+    ):
+        self.decoder, self.scaled, self.experts, self.mixture = decoder, scaled, experts, mixture
+        self.healed, self.begin = healed, 0
+
+    @torch.no_grad()
+    def __call__(self, input_ids: Int[Tensor, "b l"], scores: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
+        queries = self.scaled(self.last_contexts(len(input_ids)))
+        log_probability = scores.float().log_softmax(-1)
+        rows = []
+        for row, tokens in enumerate(input_ids.cpu().numpy().astype(np.int64)):
+            before = self.decoder.without_padding(tokens)
+            rows.append(predict(self.experts, self.mixture, before, queries[row : row + 1], log_probability[row : row + 1]))
+        result = torch.stack([each.log_probability for each in rows]).masked_fill(scores == -torch.inf, -torch.inf)
+        return result if self.healed is None else self.heal(input_ids, result)
+
+    def last_contexts(self, rows: int) -> Float[Tensor, "b d"]:
+        """Return the contexts that the output layer has just read; UserError where they are not those of these rows."""
+        last = self.decoder.last
+        if last is None or len(last) != rows:
+            raise UserError("the memory's own model must generate, by sampling, greedily or with beams")
+        context = last[:, -1].float()
+        if not context.isfinite().all():
+            raise UserError(f"the model's contexts hold NaN or infinity in {last.dtype}: load it in bfloat16 or float32")
+        return context
+
+    def heal(self, input_ids: Int[Tensor, "b l"], scores: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
+        """Exclude tokens that do not continue the text which each row's continuation must begin with."""
+        assert self.healed is not None
+        self.begin = self.begin or input_ids.shape[1]
+        repeats = len(scores) // len(self.healed)  # beams, or several continuations of a prompt
+        for row, tokens in enumerate(input_ids[:, self.begin :].tolist()):
+            missing = self.healed[row // repeats]
+            written = self.decoder.text_of(tokens)
+            if len(written) < len(missing):
+                allowed = self.decoder.pieces.that_continue(missing[len(written) :])
+                excluded = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
+                excluded[allowed.to(scores.device)] = False
+                scores[row].masked_fill_(excluded, -torch.inf)
+        return scores

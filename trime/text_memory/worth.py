@@ -1,0 +1,79 @@
+"""What memories are worth on a text: perplexity with and without them, with intervals over parts of documents."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from trime.common.types import Float, Tensor
+from trime.data.texts import Text
+from trime.report.bootstrap import Difference, paired_bootstrap
+from trime.scoring.mixtures.experts import ExpertMasses
+
+PART = 1024  # tokens of a document that the bootstrap draws together, at most
+NAMED = 5
+
+
+class Scored(NamedTuple):
+    """The experts' masses for the tokens of a text, and how sure the model was of each."""
+
+    masses: ExpertMasses
+    features: Float[Tensor, "n f"]
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Perplexities a token: of the model alone, with all memories, and with all but one; printing it gives a table.
+
+    ``differences``: with all memories less than the model alone (``model``), and less than without each memory.
+    """
+
+    tokens: int
+    documents: int
+    bytes: int
+    perplexity: dict[str, float]
+    differences: dict[str, Difference]
+    bits_per_byte: dict[str, float]
+    near_copies: list[str]
+
+    @staticmethod
+    def of(texts: list[Text], masses: ExpertMasses, loss: dict[str, Tensor], near_copies: list[str]) -> Worth:
+        """Return the worth, given each token's loss in nats under ``all`` memories and under all but one, by its name."""
+        losses = {"model": -masses.log_probability[:, 0], **loss}
+        part = np.zeros(len(masses.document), np.int64)
+        document = masses.document.numpy()
+        for number in np.unique(document):
+            inside = np.flatnonzero(document == number)
+            part[inside] = part.max() + 1 + np.arange(len(inside)) // PART
+        part -= part.min()
+        sums = {
+            name: np.stack([np.bincount(part, each.double().numpy()), np.bincount(part)], 1) for name, each in losses.items()
+        }
+        whole = sum(len(text.content.encode()) for text in texts)
+        mean = {name: float(each.double().mean()) for name, each in losses.items()}
+        bits = {name: value * len(part) / math.log(2) / whole for name, value in mean.items()}
+        differences = {
+            name: paired_bootstrap(np.stack([sums["all"], each])[None], "perplexity")
+            for name, each in sums.items()
+            if name != "all"
+        }
+        perplexities = {name: math.exp(value) for name, value in mean.items()}
+        return Worth(len(part), len(texts), whole, perplexities, differences, bits, near_copies)
+
+    def __str__(self) -> str:
+        rows = [("model alone", "model"), ("with memory", "all")]
+        rows += [(f"without {name}", name) for name in self.perplexity if name not in ("model", "all")]
+        lines = [
+            f"{self.tokens:,} tokens of {self.documents} texts",
+            f"{'':18}{'perplexity':>10}  {'bits/byte':>9}  with memory less that",
+        ]
+        for label, name in rows:
+            versus = str(self.differences[name]) if name != "all" else ""
+            lines.append(f"{label:18}{self.perplexity[name]:10.2f}  {self.bits_per_byte[name]:9.3f}  {versus}".rstrip())
+        if self.near_copies:
+            names = ", ".join(self.near_copies[:NAMED]) + (", …" if len(self.near_copies) > NAMED else "")
+            lines.append(f"near copies of what is in memory, which make it look better than it is: {names}")
+        return "\n".join(lines)
