@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conftest import ROOT
 from tests.text_memory.conftest import FAMILIES, model_of, text_of, tokenizer_of
 from trime.errors import UserError
 from trime.text_memory.memory import TextMemory
@@ -156,6 +157,22 @@ def test_a_prompt_may_end_within_a_token(fitted: TextMemory) -> None:
     assert within.startswith("rn") and within[2:6] == whole[:4]
     several = fitted.generate(["    de", "    def lock_lock(self, lock):\n        retu"], max_new_tokens=7)
     assert several[0].startswith("f ") and several[1] == within
+
+
+def test_the_page_runs_as_printed(
+    model: Any, tokenizer: Any, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Python of docs/decoder-memory.md, block after block."""
+    model.save_pretrained(tmp_path / "decoder")
+    tokenizer.save_pretrained(tmp_path / "decoder")
+    names = {"DECODER": tmp_path / "decoder", "STORED": texts / "stored", "HELD_OUT": texts / "held_out"}
+    page = (ROOT / "docs" / "decoder-memory.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for block in page.split("```python\n")[1:]:
+        exec(block.split("```")[0], names)
+    shown = capsys.readouterr().out
+    assert "model alone" in shown and "0.py" in shown and " self" in shown
+    assert len(names["memory"].names) == 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["queries", "keys"])

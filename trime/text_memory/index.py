@@ -18,7 +18,7 @@ INDEX = "index.faiss"
 EXACT = 2**15  # keys up to which all are compared: that takes a millisecond
 PER_CELL = 512  # keys of a cell
 TRAINED_ON = 64  # keys per cell
-VISITED = 16  # cells that a query visits
+VISITED = 32  # cells that a query visits
 SEED = 1234
 
 
