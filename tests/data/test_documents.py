@@ -59,7 +59,7 @@ def test_what_is_no_text_is_left_out_and_counted(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "text", *texts, ".git/x.txt", "._0.txt", ".DS_Store", "notes.md", "LICENSE")
     folder_of(folder, "outputs/runs/vanilla/log.txt", ".ipynb_checkpoints/0-checkpoint.txt")
     os.symlink(folder, folder / "loop")
-    found = Folder(str(folder), Words())
+    found = Folder(str(folder), Words(), suffix=".txt")
     found.lab_folders = (folder / "outputs",)
     assert sorted(name for names in names_by_split(found).values() for name in names) == texts
     assert found.notes()[0].startswith("4 .txt files, split at random (dataset.seed=0); left out: 4 hidden, 1 ")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.text_memory.conftest import FAMILIES, model_of, text_of, tokenizer_of
+from tests.helpers.decoders import FAMILIES, model_of, text_of, tokenizer_of
 from trime.errors import UserError
 from trime.text_memory.memory import TextMemory
 

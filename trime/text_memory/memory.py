@@ -19,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from trime.common.io import write_tensors
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
-from trime.data.texts import Text, read_texts
+from trime.data.datasets.files import Text
+from trime.data.texts import read_texts
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import ExpertMasses, concat_masses, folds

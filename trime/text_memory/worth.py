@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trime.common.types import Float, Tensor
-from trime.data.texts import Text
+from trime.data.datasets.files import Text
 from trime.report.bootstrap import Difference, paired_bootstrap
 from trime.scoring.mixtures.experts import ExpertMasses
 

@@ -13,6 +13,7 @@ import torch
 from omegaconf import DictConfig
 from safetensors.torch import load_file
 
+from tests.helpers.decoders import FAMILIES, model_of
 from tests.helpers.pretrained import TEXT, save_model
 from trime.errors import UserError
 from trime.lab.runner import run
@@ -20,6 +21,7 @@ from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
 from trime.models.pretrained.loading import load_pretrained
+from trime.models.pretrained.rope import KINDS
 from trime.models.pretrained.tokenizer import PieceTokenizer, encode_text
 from trime.stages.graph import Graph
 from trime.stages.pretrained import model_fingerprint
@@ -40,6 +42,26 @@ def network_of(
     decoder = PretrainedDecoder(20, str(folder), lora=lora)
     backbone = PretrainedBackbone(decoder, {"size": size, "policy": FIFO()}, chunk=chunk, per_head=per_head)
     return Network(backbone, PretrainedHead(decoder)).eval()
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_any_causal_model_is_one(kind: str, tmp_path: Path) -> None:
+    """Log-probabilities of every family are the model's own: with its cap, its scale, and its bias."""
+    more = {"Granite": {"logits_scaling": 4.0}, "Gemma2": {"final_logit_softcapping": 0.1}}
+    model, tokens = model_of(kind, 30, **more.get(kind, {})), torch.randint(3, 20, (2, 30))
+    model.save_pretrained(tmp_path)
+    decoder = PretrainedDecoder(20, str(tmp_path))
+    backbone = PretrainedBackbone(decoder, {"size": 0, "policy": FIFO()})
+    network = Network(backbone, PretrainedHead(decoder)).eval()
+    with torch.no_grad():
+        f = network.backbone(tokens)[0].f.flatten(0, 1)
+        expected = model(tokens).logits.log_softmax(-1).flatten(0, 1)
+        torch.testing.assert_close(network.head.log_probs(f), expected)
+        mass = network.vocabulary_mass(f, tokens.flatten())
+    torch.testing.assert_close(mass.target - mass.total, expected.gather(1, tokens.flatten()[:, None]).squeeze(1))
+    if type(model).__name__ not in KINDS:
+        with pytest.raises(UserError, match="is not supported: choose one of"):
+            PretrainedBackbone(decoder, {"size": 8, "policy": FIFO()})
 
 
 @pytest.mark.parametrize("kind", ["Llama", "GPTNeoX"])

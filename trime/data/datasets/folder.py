@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from bisect import bisect_right
-from codecs import getincrementaldecoder
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
 from trime.common.urls import local_copy
-from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of, printable, wide_encoding
+from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of, printable
+from trime.data.datasets.files import (
+    Found,
+    entries_of,
+    find_texts,
+    holds_text,
+    in_words,
+    is_plain,
+    is_text,
+    not_text,
+    read_file,
+)
 from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
@@ -26,7 +35,7 @@ ALIASES = {  # names of a split's folder or file, in any case
     "test": ("test", "testing"),
 }
 RECORDS = (".json", ".jsonl")  # their text is one field among others: advised only where there is nothing else
-SAMPLE = 2**14  # bytes of a file that show whether it is text
+NAMES = re.compile(r"[^.]+(\.(txt|md|raw|tokens|jsonl|ndjson|parquet|arrow))?(\.(gz|bz2|xz|zst))?", re.I)  # of a split's file
 WORD = re.compile(rb"(?<=\s)\S")
 CHARACTER = re.compile(rb"(?<!^)[^\x80-\xbf\s]")  # the first byte of one in UTF-8
 SHORT = 10_000  # bytes of a text that is cut between its lines, however unequal they are
@@ -39,13 +48,6 @@ class Cut(NamedTuple):
     within_lines: bool
 
 
-class Found(NamedTuple):
-    """The files that are documents, sorted by path, and counts of everything else, by a word for it."""
-
-    files: list[Path]
-    left_out: Counter[str]
-
-
 class Layout(NamedTuple):
     """The files of each split, how they were chosen (in words), what was left out, and whether every file is in all splits."""
 
@@ -56,10 +58,12 @@ class Layout(NamedTuple):
 
 
 class Folder(Dataset):
-    """Files that end in ``suffix``, each a document, in ``train/ valid/ test/``, or in one folder split at random by ``seed``.
+    """Files of text, each a document, in ``train/ valid/ test/``, or in one folder split at random by ``seed``.
 
-    ``suffix`` may be a list, and means small and capital letters alike. A split may also be a single file ``train.txt``, and
-    have another name of ``ALIASES``. Hidden files, links to folders and what the lab writes are left out. ``ratio`` is the
+    Every file is read that holds text, whatever its name; compressed ones too, and those whose rows are documents with the text
+    in ``field`` (.jsonl, Parquet, what the package datasets saves). ``suffix`` takes only files that end so; it may be a list,
+    and means small and capital letters alike. A split may also be a single file ``train.txt``, and have another name of
+    ``ALIASES``. Hidden files, links to folders and what the lab writes are left out. ``ratio`` is the
     share of files for valid and for test; or ``tokens`` is the minimum number of tokens of each split, in whole files (None:
     all that remain): valid is filled first, then test, then train with the rest. If ``path`` is a file, its end is test and
     the text before it valid, by ``ratio`` of its bytes (``cut_text``). ``seed=None`` cuts every file of a folder like this,
@@ -74,8 +78,9 @@ class Folder(Dataset):
         name: str | None = None,
         ratio: float = 0.05,
         seed: int | str | None = 0,
-        suffix: str | list[str] = ".txt",
+        suffix: str | list[str] | None = None,
         tokens: dict[str, int | str] | None = None,
+        field: str = "text",
     ):
         file = local_copy(path or "")
         self.is_file = file.is_file()
@@ -84,8 +89,9 @@ class Folder(Dataset):
         if isinstance(seed, str) and seed != "auto":
             raise UserError(f"dataset.seed={seed}: choose a whole number, null or auto")
         self.tokenizer, self.ratio, self.seed = tokenizer, ratio, seed
-        self.suffixes = tuple(each.lower() for each in ([suffix] if isinstance(suffix, str) else suffix))
-        self.suffix = " or ".join(self.suffixes)  # as messages name it
+        self.any, self.field = suffix is None, field
+        self.suffixes = tuple(each.lower() for each in ([suffix or ""] if isinstance(suffix, str | None) else suffix))
+        self.suffix = "text" if self.any else " or ".join(self.suffixes)  # as messages name it
         if tokens is not None and (not isinstance(tokens, dict) or {*tokens} != {*SPLITS}):
             raise UserError(
                 f"dataset {self.name}: tokens={tokens} must give a number of tokens for each of {', '.join(SPLITS)}"
@@ -100,7 +106,10 @@ class Folder(Dataset):
         entries = entries_of(self.location)
         readable = [path for path in entries if path.is_dir() or path.name.lower().endswith(self.suffixes)]
         named = {split: [path for path in readable if self.split_of(path) == split] for split in SPLITS}
-        return self.split_by_names(entries, named) if any(named.values()) else self.split_by_share(entries)
+        # A repository's test/ is no split if there is no train/ and text beside it.
+        of_splits = {path for paths in named.values() for path in paths}
+        beside = self.any and not named["train"] and self.find(path for path in entries if path not in of_splits).files
+        return self.split_by_names(entries, named) if of_splits and not beside else self.split_by_share(entries)
 
     def split_by_names(self, entries: list[Path], named: dict[str, list[Path]]) -> Layout:
         """Read the entries that have the names of splits; UserError if one split has two names, or none has a file."""
@@ -146,7 +155,9 @@ class Folder(Dataset):
                 missing = parse_token_count(self.tokens[split])
                 while (missing is None or missing > 0) and (path := next(remaining, None)):
                     by_split[split].append(path)
-                    missing = missing and missing - sum(map(len, self.tokenizer.tokens(lines_of(path))))
+                    missing = missing and missing - sum(
+                        len(each) for text in self.texts(path) for each in self.tokenizer.tokens(text.lines)
+                    )
             if not by_split["train"]:
                 raise UserError(f"{self.location} has no files left for train: lower dataset.tokens.valid and .test")
             by_split = {split: sorted(paths) for split, paths in by_split.items()}
@@ -155,12 +166,18 @@ class Folder(Dataset):
     def split_of(self, path: Path) -> str | None:
         """Return the split that a folder or file is named for."""
         name = path.name.lower()
+        if self.any and (path.is_dir() or NAMES.fullmatch(name)):
+            name = name.partition(".")[0]
         stem = next((name.removesuffix(suffix) for suffix in self.suffixes if name.endswith(suffix)), name)
         return next((split for split in SPLITS if stem in ALIASES[split]), None)
 
     def find(self, entries: Iterable[Path]) -> Found:
         """Find the files of the dataset among some entries of the folder."""
-        return find_texts(entries, self.suffixes, {path.resolve() for path in self.lab_folders})
+        found = find_texts(entries, self.suffixes, {path.resolve() for path in self.lab_folders})
+        if not self.any:
+            return found
+        others = [file for file in found.files if not holds_text(file, self.field)]
+        return Found([file for file in found.files if file not in {*others}], found.left_out + not_text(others))
 
     def describe(self, count: int, entries: list[Path], left_out: Counter[str]) -> str:
         """Return the number of files, what else was found, and the suffix to set if that is text: the middle of a message."""
@@ -195,10 +212,23 @@ class Folder(Dataset):
             )
         return f", although {folder} has {names}"
 
+    def texts(self, path: Path) -> list[Document]:
+        """Return the documents of a file."""
+        name = printable(path.name if self.is_file else str(path.relative_to(self.location)))
+        if is_plain(path):
+            return [Document(name, lines_of(path))]
+        rows = [*(read_file(path, self.field) or [])]
+        names = [name] if len(rows) == 1 else [f"{name},{row.name.rpartition(',')[2]}" for row in rows]
+        contents = (lines_of(row.content.encode("utf-8", "replace")) for row in rows)
+        return [*map(Document, names, contents)]
+
     @cached_property
     def cuts(self) -> dict[Path, Cut]:
-        """Where every file is cut; UserError if none can be."""
-        cuts = {path: cut_text([*lines_of(path)], self.ratio) for path in self.files("train")}
+        """Where every file is cut, by bytes, or by rows where it has several; UserError if none can be."""
+        cuts = {}
+        for path in self.files("train"):
+            texts = self.texts(path)
+            cuts[path] = cut_text([*texts[0].lines], self.ratio) if len(texts) == 1 else cut_rows(len(texts), self.ratio)
         if all(first == end for cut in cuts.values() for first, end in [cut.shares["test"]]):
             raise UserError(f"{self.location} cannot be split: it needs at least 3 words, or name a folder of files")
         return cuts
@@ -224,13 +254,15 @@ class Folder(Dataset):
 
     def documents(self, split: str) -> Iterator[Document]:
         for path in self.files(split):
-            name = printable(path.name if self.is_file else str(path.relative_to(self.location)))
+            texts = self.texts(path)
             if not self.layout.is_cut:
-                yield Document(name, lines_of(path))
+                yield from texts
                 continue
             first, end = self.cuts[path].shares[split]
-            if first < end:
-                yield Document(name, lines_between(path, first, end))
+            if len(texts) > 1:
+                yield from texts[first:end]
+            elif first < end:
+                yield Document(texts[0].name, lines_between(texts[0].lines, first, end))
 
     def notes(self) -> list[str]:
         """Return how the text was split, and what was left out."""
@@ -243,13 +275,20 @@ class Folder(Dataset):
         return super().fingerprint() + self.within_lines
 
 
-def lines_between(path: Path, first: int, end: int) -> Iterator[bytes]:
-    """Yield the lines of a file from one byte to before another; the first and the last of them may be incomplete."""
+def lines_between(lines: Iterable[bytes], first: int, end: int) -> Iterator[bytes]:
+    """Yield the lines of a text from one byte to before another; the first and the last of them may be incomplete."""
     position = 0
-    for line in lines_of(path):
+    for line in lines:
         if text := line[max(first - position, 0) : max(end - position, 0)]:
             yield text
         position += len(line)
+
+
+def cut_rows(count: int, ratio: float) -> Cut:
+    """Cut rows into train, valid and test, the latter two with ``ratio`` of them each; all are train if they are too few."""
+    held_out = max(1, round(ratio * count)) if count > 2 else 0
+    valid, test = count - 2 * held_out, count - held_out
+    return Cut({"train": (0, valid), "valid": (valid, test), "test": (test, count)}, False)
 
 
 def cut_text(lines: list[bytes], ratio: float) -> Cut:
@@ -270,54 +309,3 @@ def cut_text(lines: list[bytes], ratio: float) -> Cut:
             shares = {"train": (0, places[valid]), "valid": (places[valid], places[test]), "test": (places[test], size)}
             return Cut(shares, places is not between_lines)
     return Cut({"train": (0, size), "valid": (size, size), "test": (size, size)}, False)
-
-
-def entries_of(folder: Path) -> list[Path]:
-    """Return what lies in a folder; UserError if it cannot be read."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError as error:
-        raise UserError(f"{folder} cannot be read ({error.strerror}): allow it, or remove it from the dataset") from None
-
-
-def find_texts(entries: Iterable[Path], suffixes: tuple[str, ...], lab_folders: Collection[Path] = ()) -> Found:
-    """Find files with one of the suffixes, in any case, among and below ``entries``; UserError at one that cannot be read."""
-    # Nothing is left out silently: a user sees the counts in the notes of the text.
-    files, left_out = [], Counter[str]()
-    for path in entries:
-        if path.name.startswith("."):  # .git, .ipynb_checkpoints, .DS_Store, and the ._NAME that macOS writes beside NAME
-            left_out["hidden"] += 1
-        elif path.is_dir() and path.is_symlink():  # it may lead out of the folder, or back into it
-            left_out["links to folders"] += 1
-        elif path.is_dir() and path.resolve() in lab_folders:
-            left_out["folders of the lab"] += 1
-        elif path.is_dir():
-            below = find_texts(entries_of(path), suffixes, lab_folders)
-            files += below.files
-            left_out += below.left_out
-        elif not path.name.lower().endswith(suffixes):
-            left_out[path.suffix.lower() or "without a suffix"] += 1
-        elif not path.is_file():
-            raise UserError(f"{path} is not a regular file, but a pipe, a device or a broken link: remove it from the dataset")
-        elif not os.access(path, os.R_OK):
-            raise UserError(f"{path} cannot be read (Permission denied): allow it, or remove it from the dataset")
-        else:
-            files.append(path)
-    return Found(sorted(files), left_out)
-
-
-def in_words(left_out: Counter[str]) -> str:
-    """Return what was left out in words, the most frequent first."""
-    return ", ".join(f"{count:,} {name}" for name, count in left_out.most_common()) or "nothing"
-
-
-def is_text(file: Path) -> bool:
-    """Return True if a file begins as UTF-8 text does, or with the byte order mark of UTF-16 or UTF-32."""
-    with open(file, "rb") as content:
-        start = content.read(SAMPLE)
-    if wide_encoding(start):
-        return True
-    try:
-        return "\0" not in getincrementaldecoder("utf-8")().decode(start)  # its last character may be cut
-    except UnicodeDecodeError:
-        return False

@@ -1,8 +1,8 @@
 """A pretrained decoder as a language model of this package: (f, g) of every token, and its output layer's mass.
 
-g is the input of the last feed-forward block, as in the other backbones. Without memories a window is encoded at once by the
-model's own code; with memories the layers keep a state from window to window and read chunk by chunk, as in Attendre with no
-queries waiting.
+f is what the output layer reads. g is the input of the last feed-forward block, as in the other backbones, where the layers of
+the model's family are known (``rope.KINDS``), and f elsewhere. Without memories a window is encoded at once by the model's own
+code; with memories the layers keep a state from window to window and read chunk by chunk, as in Attendre with no query waiting.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.heads import in_blocks, project_and_pick
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import repeated
-from trime.models.pretrained.loading import load_pretrained
+from trime.models.pretrained.loading import load_pretrained, model_class
 from trime.models.pretrained.reader import memories_in_model
-from trime.models.pretrained.rope import RopeDecoder, per_layer
+from trime.models.pretrained.rope import KINDS, RopeDecoder, per_layer
 
 
 class PretrainedDecoder(nn.Module):
@@ -45,7 +45,12 @@ class PretrainedDecoder(nn.Module):
     ):
         super().__init__()
         self.model = load_pretrained(name, dtype)
-        self.family = RopeDecoder(self.model, position, factor, cached_keys)
+        known = type(self.model).__name__ in KINDS
+        self.family = RopeDecoder(self.model, position, factor, cached_keys) if known else None
+        if self.model.config.is_encoder_decoder:
+            model_class(self.model, KINDS)
+        if self.model.get_output_embeddings() is None:
+            raise UserError(f"model.name={name} has no output layer that predicts tokens: name a causal language model")
         rows = len(self.model.get_output_embeddings().weight)
         if vocabulary > rows:
             raise UserError(
@@ -53,9 +58,20 @@ class PretrainedDecoder(nn.Module):
             )
         self.updates = None if lora is None else [add_lora(self.model, **lora)]  # a list: not registered as a submodule
 
-    @property
-    def ffn(self) -> nn.Module:  # of the last layer
-        return self.family.stack.layers[-1].mlp
+    def encode(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
+        """Return what the output layer reads, which then computes the logits of the last token alone."""
+        caught: list[Tensor] = []
+
+        def catch(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            caught.append(inputs[0])
+            return (inputs[0][:, -1:],)
+
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(catch)
+        try:
+            self.model(input_ids=tokens, use_cache=False)
+        finally:
+            hook.remove()
+        return caught[0]
 
     def save(self, folder: Path) -> None:
         """Write the model in the transformers format, with low-rank updates merged into its weights."""
@@ -97,11 +113,14 @@ class PretrainedBackbone(nn.Module):
     ):
         super().__init__()
         self.decoder, self.chunk = embedding, chunk
-        family, (size, policy) = embedding.family, (memory["size"], memory["policy"])
+        size, policy = memory["size"], memory["policy"]
         self.is_stateful = bool(size)
         config = embedding.model.config
-        self.positions, self.width = config.max_position_embeddings, config.hidden_size
+        self.positions, self.width = getattr(config, "max_position_embeddings", None) or 2**31, config.hidden_size
         if self.is_stateful:
+            model_class(embedding.model, KINDS)
+            assert embedding.family is not None
+            family = embedding.family
             self.positions = 2**31
             sizes, best = (
                 per_layer(value, len(family.layers), name) for value, name in ((size, "memory_size"), (top_k, "top_k"))
@@ -115,11 +134,16 @@ class PretrainedBackbone(nn.Module):
         self, tokens: Int[Tensor, "b l"], state: PretrainedState | None = None, fresh: Bool[Tensor, " b"] | None = None
     ) -> tuple[Encoding, PretrainedState | None]:
         """Encode the next window of each row; rows marked ``fresh`` start a new document."""
+        family = self.decoder.family
+        if family is None:
+            f = self.decoder.encode(tokens)
+            return Encoding(f, f), state
         ffn_inputs: list[Tensor] = []
-        hook = self.decoder.ffn.register_forward_pre_hook(lambda _, inputs: ffn_inputs.append(inputs[0]))
+        last = family.stack.layers[-1].mlp
+        hook = last.register_forward_pre_hook(lambda _, inputs: ffn_inputs.append(inputs[0]))
         try:
             if not self.is_stateful:
-                f = self.decoder.family.stack(input_ids=tokens, use_cache=False).last_hidden_state
+                f = family.stack(input_ids=tokens, use_cache=False).last_hidden_state
             else:
                 f, state = self.read(tokens, state, fresh)
         finally:
@@ -134,10 +158,12 @@ class PretrainedBackbone(nn.Module):
         state = self.initial_state(len(tokens)) if state is None else state
         assert state is not None
         state = state if fresh is None else self.reset(state, fresh)
+        family = self.decoder.family
+        assert family is not None
         self.cache, outputs, position = self.cache.holding(state.layers), [], state.position
         for chunk in tokens.split(self.chunk, 1):
             positions = position[:, None] + torch.arange(chunk.shape[1], device=chunk.device)
-            outputs.append(self.decoder.family.read(chunk, positions, self.cache))
+            outputs.append(family.read(chunk, positions, self.cache))
             position = position + chunk.shape[1]
         return torch.cat(outputs, 1), PretrainedState(tuple(layer.state for layer in self.cache.apart()), position)
 
@@ -145,6 +171,7 @@ class PretrainedBackbone(nn.Module):
         if not self.is_stateful:
             return None
         family, weight = self.decoder.family, self.decoder.model.get_input_embeddings().weight
+        assert family is not None
         nothing = weight.new_zeros(rows, 0, family.key_heads, family.layers[0].width)
         layers = tuple(layer.empty(nothing) for layer in self.cache.memories)
         return PretrainedState(layers, torch.zeros(rows, dtype=torch.long, device=weight.device))
@@ -168,15 +195,38 @@ class PretrainedBackbone(nn.Module):
 
 
 class PretrainedHead(nn.Module):
-    """The model's own output layer; ``mass`` is the mass of the whole vocabulary, as for a plain softmax."""
+    """The model's own output layer; ``mass`` is the mass of the whole vocabulary, as for a plain softmax.
+
+    UserError where the model computes logits from it in a way that is not known here.
+    """
 
     def __init__(self, embedding: PretrainedDecoder):
         super().__init__()
-        self.output = embedding.model.get_output_embeddings()
+        self.output, config = embedding.model.get_output_embeddings(), embedding.model.config
+        self.cap = getattr(config, "final_logit_softcapping", None)  # Gemma
+        self.scale = getattr(config, "logit_scale", None) or 1 / (
+            getattr(config, "logits_scaling", None) or 1
+        )  # Cohere; Granite
+        self.is_plain = self.cap is None and self.scale == 1 and self.output.bias is None
+        with torch.no_grad():
+            tokens = torch.arange(4, device=self.output.weight.device)[None] % len(self.output.weight)
+            wanted = embedding.model(input_ids=tokens, use_cache=False).logits[0].float()
+            if not torch.allclose(self.logits(embedding.encode(tokens)[0]), wanted, rtol=1e-2, atol=1e-2):
+                raise UserError(
+                    f"{type(embedding.model).__name__} changes its output layer's logits in a way that is not supported"
+                )
+
+    def logits(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
+        """Return the model's logits."""
+        logits = F.linear(f, self.output.weight, self.output.bias).float() * self.scale
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     def mass(self, f: Float[Tensor, "n d"], target: Int[Tensor, " n"]) -> LogMass:
         """Return the target's logit and the logsumexp of all logits."""
-        return LogMass(*in_blocks(project_and_pick, len(self.output.weight), f, target, self.output.weight))
+        if self.is_plain:
+            return LogMass(*in_blocks(project_and_pick, len(self.output.weight), f, target, self.output.weight))
+        logits = self.logits(f)
+        return LogMass(logits.gather(1, target[:, None]).squeeze(1), logits.logsumexp(1))
 
     def log_probs(self, f: Float[Tensor, "n d"]) -> Float[Tensor, "n v"]:
-        return F.linear(f, self.output.weight).float().log_softmax(1)
+        return self.logits(f).log_softmax(1)
