@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,16 @@ def test_explanations_add_up_and_name_places(fitted: TextMemory, texts: Path) ->
     assert len({memory for _, (memory, _, _) in sources}) == 2
     for token, (_, place, around) in sources:
         assert token.text.strip() in Path(place.name).read_text().split("\n")[place.line - 1] and token.text in around
+
+
+def test_a_page_shows_every_token_with_its_sources(fitted: TextMemory, texts: Path, tmp_path: Path) -> None:
+    """Text that looks like HTML is text."""
+    ids = fitted.decoder.encode("    def <b>lock</b>_queue(self, lock):\n        return self.")
+    page = fitted.explain_page(tmp_path / "page.html", torch.from_numpy(ids), first=4, title="A & B").read_text()
+    shown = re.search(r"<pre>(.*?)</pre>", page, re.S)
+    assert shown and html.unescape(re.sub(r"<[^>]*>", "", shown[1])) == fitted.decoder.tokenizer.decode(ids)
+    assert page.count('role="button"') == page.count("<template") == len(ids) - 4
+    assert "<title>A &amp; B</title>" in page and "<b>lock" not in page and str(texts / "stored") in page
 
 
 def test_a_removed_document_leaves_no_trace(model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:

@@ -125,20 +125,20 @@ class Experts:
         self, tokens: np.ndarray, query: Float[Tensor, "1 d"], target: int, limit: int
     ) -> list[tuple[str, int, Source]]:
         """Return where a token followed like contexts: memory, segment and source, the longest and the nearest first."""
-        result: list[tuple[str, int, Source]] = []
+        result: dict[tuple[str, int, int], tuple[str, int, Source]] = {}  # by place: a long context ends as a shorter one does
         if TEXT in self.memories:
-            for order in TEXT_ORDERS[::-1].tolist():
-                if order <= len(tokens) and len(result) < limit:
-                    longer = np.append(tokens[len(tokens) - order :], target)
-                    for number, segment in enumerate(self.segments):
-                        places = segment.find(longer, limit) + order
-                        result += [(TEXT, number, segment.source(int(place))) for place in places]
+            for order in sorted((order for order in TEXT_ORDERS.tolist() if order <= len(tokens)), reverse=True):
+                longer = np.append(tokens[len(tokens) - order :], target)
+                for number, segment in enumerate(self.segments):
+                    for place in (segment.find(longer, limit) + order).tolist():
+                        if len(result) < limit:
+                            result.setdefault((TEXT, number, place), (TEXT, number, segment.source(place)))
         if NEIGHBOURS in self.memories:
             found = self.nearest(query)
             for column in (found.token[0] == target).nonzero()[:limit, 0].tolist():
-                number = int(found.segment[0, column])
-                result.append((NEIGHBOURS, number, self.segments[number].source(int(found.place[0, column]))))
-        return result
+                number, place = int(found.segment[0, column]), int(found.place[0, column])
+                result[NEIGHBOURS, number, place] = NEIGHBOURS, number, self.segments[number].source(place)
+        return [*result.values()]
 
 
 def followers_of(segment: Segment, tokens: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray] | None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import ExpertMasses, concat_masses, folds
 from trime.text_memory.decoder import Decoder
 from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, TEXT_ORDERS, Experts, followers_of
-from trime.text_memory.mixing import confidence, mixed, parts_of, predict
+from trime.text_memory.mixing import ExplainedToken, confidence, mixed, parts_of, predict
+from trime.text_memory.page import write_page
 from trime.text_memory.processor import MemoryProcessor
 from trime.text_memory.segment import Content, Document, Source
 from trime.text_memory.store import TextStore
@@ -41,16 +42,6 @@ FOLDS = 8
 SHOWN = 8  # tokens on each side of a source
 # What a prompt ends with and a token may begin with: a word, marks, or blanks.
 LAST_PIECE = re.compile(r" ?\w+$| ?[^\w\s]+$|[ \t]+$")
-
-
-class ExplainedToken(NamedTuple):
-    """A token of a text: its probability, the parts of it by memory, and where the memories have it from."""
-
-    token: int
-    text: str
-    probability: float
-    parts: dict[str, float]  # of the model and of each memory; they sum to the probability
-    sources: list[tuple[str, Source, str]]  # memory, place, and the text there
 
 
 class TextMemory:
@@ -324,6 +315,17 @@ class TextMemory:
         experts, mixture = self.experts(), self.mixture()
         rows = torch.as_tensor(output).reshape(-1, torch.as_tensor(output).shape[-1]).cpu().numpy().astype(np.int64)
         return [self.explain_row(self.decoder.without_padding(row), max(first, 1), sources, experts, mixture) for row in rows]
+
+    def explain_page(
+        self, file: str | Path, output: Int[Tensor, "*b l"], first: int = 1, title: str = "Where each token came from"
+    ) -> Path:
+        """Write a page that explains the first row of ``output`` from token ``first`` on; return its file."""
+        row = self.decoder.without_padding(
+            torch.as_tensor(output).reshape(-1, torch.as_tensor(output).shape[-1])[0].cpu().numpy()
+        )
+        (tokens,) = self.explain(torch.from_numpy(row), first)
+        given = self.decoder.tokenizer.decode(row[: max(first, 1)].tolist(), skip_special_tokens=True)
+        return write_page(file, title, tokens, given)
 
     def explain_row(
         self, tokens: np.ndarray, first: int, limit: int, experts: Experts, mixture: Adaptive

@@ -11,6 +11,7 @@ from trime.common.types import Float, Tensor
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import log_mixture
 from trime.text_memory.experts import Candidates, Experts
+from trime.text_memory.segment import Source
 from trime.text_memory.worth import Scored
 
 MODEL = "model"  # the name of the model's part of a probability
@@ -22,6 +23,16 @@ class Prediction(NamedTuple):
     log_probability: Float[Tensor, " v"]
     weight: np.ndarray  # [e]
     candidates: Candidates
+
+
+class ExplainedToken(NamedTuple):
+    """A token of a text: its probability, the parts of it by memory, and where the memories have it from."""
+
+    token: int
+    text: str
+    probability: float
+    parts: dict[str, float]  # of the model and of each memory; they sum to the probability
+    sources: list[tuple[str, Source, str]]  # memory, place, and the text there
 
 
 def confidence(log_probability: Float[Tensor, "n v"]) -> Float[Tensor, "n 2"]:
