@@ -176,8 +176,8 @@ def test_stages_alone_are_skipped_when_done_and_ask_for_what_is_missing(
 
 def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
     """TRIME's domain adaptation: model of one corpus, memory and test text of another."""
-    other = ["dataset@evaluate.dataset=folder", f"evaluate.dataset.path={text_folder}"]
-    store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}"]
+    other = ["dataset@evaluate.dataset=folder", f"evaluate.dataset.path={text_folder}", "evaluate.dataset.suffix=.txt"]
+    store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.dataset.suffix=.txt"]
     config = tiny("experiment=knn_lm", "mixture=none", *other, *store)
     run(config)
     results = json.loads((Graph(config).run_folder / "results.json").read_text())
@@ -221,7 +221,13 @@ def test_a_given_model_and_datastore_give_the_same_results(tiny: Callable[..., D
 
 def test_documents_of_test_in_a_given_datastore_are_said(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
     """Also where the datastore holds only the starts of its documents."""
-    settings = "experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", "datastore.tokens=900"
+    settings = (
+        "experiment=knn_lm",
+        "dataset=folder",
+        f"dataset.path={text_folder}",
+        "dataset.suffix=.txt",
+        "datastore.tokens=900",
+    )
     graph = Graph(tiny(*settings, "stages=[prepare,fit,encode]"))
     run(graph.config)
     given = Graph(tiny(*settings, f"checkpoint={graph.model.path()}", f"datastore.path={graph.store_of(graph.config).path()}"))

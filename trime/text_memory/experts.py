@@ -16,6 +16,7 @@ from trime.common.types import Float, Int, LogMass, Tensor
 from trime.memory.inference.ngrams_cpu import counts_in_document, counts_in_text, followers, suffix_range
 from trime.memory.training.objective.blockwise_cpu import entry_masses
 from trime.scoring.mixtures.experts import ExpertMasses
+from trime.text_memory.index import steady_topk
 from trime.text_memory.segment import Segment, Source
 
 TEXT, DOCUMENT, NEIGHBOURS = "ngram", "document", "knn"
@@ -86,7 +87,7 @@ class Experts:
             token = torch.from_numpy(segment.token(place.numpy())).long()
             found.append(Neighbours(score, token, torch.full_like(place, number), place))
         together = Neighbours(*(torch.cat(column, 1) for column in zip(*found, strict=True)))
-        best = together.similarity.topk(min(NEAREST, together.similarity.shape[1]), 1).indices
+        best = steady_topk(together.similarity, NEAREST)
         return Neighbours(*(column.gather(1, best) for column in together))
 
     def next_token(self, tokens: np.ndarray, query: Float[Tensor, "1 d"]) -> tuple[Float[Tensor, "1 e"], Candidates]:

@@ -20,6 +20,7 @@ PER_CELL = 512  # keys of a cell
 TRAINED_ON = 64  # keys per cell
 VISITED = 32  # cells that a query visits
 SEED = 1234
+EQUAL = 2.0**-15  # difference of cosines that are taken for equal
 
 
 class KeyIndex:
@@ -64,7 +65,17 @@ class KeyIndex:
         if self.index is None:
             score = query @ self.exact.T
             score[:, torch.from_numpy(self.first)] = -torch.inf
-            found = score.topk(min(k, score.shape[1]), 1)
-            return found.values, found.indices
+            place = steady_topk(score, k)
+            return score.gather(1, place), place
         score, place = (torch.from_numpy(array) for array in self.index.search(query.numpy(), k))
         return score.masked_fill(place < 0, -torch.inf), place.clamp(min=0)
+
+
+def steady_topk(score: Float[Tensor, "n m"], k: int) -> Int[Tensor, "n k"]:
+    """Return the columns of the best scores, and of equal ones the first: texts repeat themselves, contexts with them.
+
+    Scores are cosines, and equal if they differ by less than a rounding error of the model.
+    """
+    order = torch.arange(score.shape[1], device=score.device)
+    rank = (score.clamp(min=-4) / EQUAL).round().long() * 2**31 - order
+    return rank.topk(min(k, score.shape[1]), 1).indices
