@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import html
 import math
 import re
@@ -200,6 +201,18 @@ def test_contexts_that_overflow_are_told(kind: str, tokenizer: Any, texts: Path,
             step(memory, model, torch.tensor([[5, 6]]))
         else:
             memory.add(texts / "stored")
+
+
+def test_a_memory_leaves_the_model_as_it_was(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Its hook is gone with it."""
+    hooks = model.get_output_embeddings()._forward_pre_hooks
+    gc.collect()
+    before = len(hooks)
+    memory = TextMemory(model, tokenizer, tmp_path / "memory")
+    assert len(hooks) == before + 1
+    del memory
+    gc.collect()
+    assert len(hooks) == before
 
 
 def test_misuse_is_one_line(fitted: TextMemory, model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A hook on the output layer catches them, so that any class of models serves that
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -45,7 +46,10 @@ class Decoder:
         self.start = prompt_frame(tokenizer, chat_template=False)[0]  # as the tokenizer begins every text
         self.last: Tensor | None = None  # contexts that the output layer read last [b n d]
         self.skips_logits, self.pieces = False, Pieces(tokenizer)
-        head.register_forward_pre_hook(self.catch)
+        # The model must not keep this object, and its hook, for as long as it lives itself.
+        caught = weakref.WeakMethod(self.catch)
+        hook = head.register_forward_pre_hook(lambda *inputs: caught()(*inputs) if caught() else None)  # type: ignore[misc]
+        weakref.finalize(self, hook.remove)
 
     def catch(self, module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Keep the contexts that the output layer reads; while a text is added, let it compute for the last of them alone."""

@@ -6,6 +6,7 @@ their cosine. Dimensions of a decoder's contexts differ by orders of magnitude; 
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
+
+log = logging.getLogger(__name__)
 
 INDEX = "index.faiss"
 EXACT = 2**15  # keys up to which all are compared: that takes a millisecond
@@ -48,6 +51,7 @@ class KeyIndex:
         import faiss
 
         cells = len(key) // PER_CELL
+        log.info("index: training %s cells for %s keys", f"{cells:,}", f"{len(key):,}")
         index = faiss.index_factory(key.shape[1], f"IVF{cells},SQ8", faiss.METRIC_INNER_PRODUCT)
         clustering = faiss.extract_index_ivf(index).cp
         clustering.seed, clustering.max_points_per_centroid = SEED, TRAINED_ON
