@@ -33,7 +33,7 @@ NO_PICTURES = [f"report.figures.{name}=null" for name in ("picture", "memories",
 SHARED_BY_PROCESSES: dict[str, Path] = {}  # the folder of shared_configurations, if there is one
 pytest_plugins = ["tests.helpers.runs"]
 # Where the types and shapes of every call are checked: a check takes longer than many a tensor operation of a small run.
-CHECKED = re.compile(r"tests/(golden|memory|models|scoring|training|decoding)/|test_(laws|contracts)|slow")
+CHECKED = re.compile(r"tests/(golden|memory|text_memory|models|scoring|training|decoding)/|test_(laws|contracts)|slow")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported first

@@ -68,27 +68,27 @@ class Decoder:
         """Return the tokens of a text, after those that begin every text of this model."""
         return np.array([*self.start, *encode_text(self.tokenizer, text)], np.int64)
 
-    @torch.no_grad()
     def read(self, tokens: Int[Tensor, " _"], logits: bool) -> Iterator[Read]:
         """Yield the contexts before each token but the first, window by window, with log-probabilities if ``logits``."""
-        device = self.model.device
         for first in range(0, len(tokens) - 1, self.window):
             begin, end = max(0, first - self.overlap), min(first + self.window, len(tokens) - 1)
-            inputs = torch.cat([torch.tensor(self.start if begin else [], dtype=torch.long), tokens[begin:end]]).to(device)
-            scored = end - first
-            if logits:
-                scores = self.model(input_ids=inputs[None], use_cache=False).logits[0, -scored:].float()
-                log_probability = scores.log_softmax(-1)
-            else:
-                with self.without_logits():
-                    self.model(input_ids=inputs[None], use_cache=False)
-            assert self.last is not None
-            context = self.last[0, -scored:].float()
-            if not context.isfinite().all():
-                raise UserError(
-                    f"the model's contexts hold NaN or infinity in {self.model.dtype}: load it in bfloat16 or float32"
-                )
-            yield Read(context, log_probability if logits else None)
+            start = torch.tensor(self.start if begin else [], dtype=torch.long)
+            yield self.read_window(torch.cat([start, tokens[begin:end]]), end - first, logits)
+
+    @torch.no_grad()
+    def read_window(self, tokens: Int[Tensor, " _"], scored: int, logits: bool) -> Read:
+        """Read some tokens; return the contexts of the last ``scored`` ones, and log-probabilities if ``logits``."""
+        inputs = tokens[None].to(self.model.device)
+        if logits:
+            scores = self.model(input_ids=inputs, use_cache=False).logits[0, -scored:].float()
+        else:
+            with self.without_logits():
+                self.model(input_ids=inputs, use_cache=False)
+        assert self.last is not None
+        context = self.last[0, -scored:].float()
+        if not context.isfinite().all():
+            raise UserError(f"the model's contexts hold NaN or infinity in {self.model.dtype}: load it in bfloat16 or float32")
+        return Read(context, scores.log_softmax(-1) if logits else None)
 
     def identity(self) -> dict[str, str]:
         """Return what tells this model and this tokenizer from others; it does not depend on the type of the weights."""

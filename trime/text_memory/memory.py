@@ -101,14 +101,9 @@ class TextMemory:
     def measure_scale(self, texts: list[np.ndarray]) -> None:
         """Measure mean and deviation of contexts, which scale all keys and queries of this memory from now on."""
         contexts: list[Tensor] = []
-        for tokens in texts:
-            for read in self.decoder.read(torch.from_numpy(tokens), logits=False):
-                contexts.append(read.context.cpu())
-                if sum(map(len, contexts)) >= SCALED_BY:
-                    break
-            else:
-                continue
-            break
+        reads = (read for tokens in texts for read in self.decoder.read(torch.from_numpy(tokens), logits=False))
+        while sum(map(len, contexts)) < SCALED_BY and (read := next(reads, None)):
+            contexts.append(read.context.cpu())
         together = torch.cat(contexts)
         deviation = together.std(0, correction=0)
         deviation = deviation.clamp(min=float(deviation.mean()) / 100)
