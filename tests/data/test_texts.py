@@ -87,7 +87,7 @@ def test_rows_are_documents(write: Callable[[Path, list[dict[str, str]]], None] 
     dataset = Folder(str(file), Words(), field=field, ratio=0.1)
     names = {split: [document.name for document in dataset.documents(split)] for split in dataset.splits()}
     assert [len(names[split]) for split in ("train", "valid", "test")] == [16, 2, 2] and len({*chain(*names.values())}) == 20
-    with pytest.raises(UserError, match=f"no text in field 'other', but {', '.join(sorted(('id', field)))}"):
+    with pytest.raises(UserError, match=f"no field 'other', but {', '.join(sorted(('id', field)))}"):
         list(read_texts(tmp_path, "other"))
 
 
@@ -99,7 +99,7 @@ def test_what_is_no_text_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     (tmp_path / "empty.txt").write_text(" \n")
     for number in range(4):
         (tmp_path / f"{number}.c").write_text("int x;\n")
-    assert len([*read_texts(tmp_path)]) == 4
+    assert [bool(text.content.strip()) for text in read_texts(tmp_path)] == [True] * 4 + [False]
     dataset = Folder(str(tmp_path), Words(), seed=0)
     for said in (caplog.text, dataset.notes()[0]):
         assert "3 not text in UTF-8 (latin.txt, packed.tar.gz, picture.png" in said and "1 hidden" in said
@@ -108,12 +108,15 @@ def test_what_is_no_text_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.txt.gz", gzip.compress(TEXT.encode())[:-9], "damaged or truncated"),
+        ("a.txt.gz", gzip.compress(TEXT.encode(), mtime=0)[:-9], "damaged or truncated"),
         ("a.xz", lzma.compress(TEXT.encode())[:-9], "damaged or truncated"),
+        ("a.zst", zstandard(TEXT.encode() * 99)[:-9], "damaged or truncated"),
+        ("a.gz", gzip.compress(b"hello" * 1000, mtime=0)[:12] + b"\xff" * 40, "damaged or truncated"),
+        ("a.jsonl", b"[" * 100_000, "line 1 is no JSON"),
         ("a.jsonl", b'{"text": "x"}\n{"text": ', "line 2 is no JSON"),
-        ("a.jsonl", b'{"text": 5}\n', "line 1 has no text in field 'text'"),
-        ("a.jsonl", b"[1]\n", "line 1 has no text in field 'text', but a list"),
-        ("a.parquet", b"PAR1 and no more", "damaged or truncated"),
+        ("a.jsonl", b'{"text": 5}\n', "line 1 has int in field 'text', and no text"),
+        ("a.jsonl", b"[1]\n", "line 1 is a list, and no object with a field 'text'"),
+        ("a.parquet", b"PAR1\x15 and no more", "damaged or truncated"),
     ],
 )
 def test_damage_is_told_in_one_line(name: str, content: bytes, message: str, tmp_path: Path) -> None:
@@ -122,6 +125,17 @@ def test_damage_is_told_in_one_line(name: str, content: bytes, message: str, tmp
     with pytest.raises(UserError, match=message) as raised:
         list(read_texts(tmp_path / name))
     assert "\n" not in str(raised.value) and name in str(raised.value)
+
+
+@pytest.mark.parametrize("start", ["BZhang wrote", "PAR1 is a format", "ARROW1 is another"])
+def test_text_that_begins_as_a_format_does_is_text(start: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(start)
+    assert [text.content for text in read_texts(tmp_path)] == [start]
+
+
+def test_half_a_character_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b \\ud83d\\ude00"}')
+    assert [text.content for text in read_texts(tmp_path)] == ["a\N{REPLACEMENT CHARACTER}b \N{GRINNING FACE}"]
 
 
 def test_a_repository_with_tests_is_split_at_random(tmp_path: Path) -> None:

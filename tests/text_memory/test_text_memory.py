@@ -202,6 +202,79 @@ def test_contexts_that_overflow_are_told(kind: str, tokenizer: Any, texts: Path,
             memory.add(texts / "stored")
 
 
+def test_names_are_places(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file has one name whatever it is called by; an emptied one is gone; the memory's own folder is no text."""
+    for project in ("one", "two"):
+        (tmp_path / project).mkdir()
+        (tmp_path / project / "read.me").write_text(f"    def {project}(self)")
+    memory = TextMemory(model, tokenizer, tmp_path / "one" / "memory", knn=False)
+    monkeypatch.chdir(tmp_path / "one")
+    assert [memory.add(path) for path in (".", "read.me", [Path("../one/read.me").absolute().resolve()] * 2)] == [1, 0, 0]
+    monkeypatch.chdir(tmp_path / "two")
+    assert memory.add(["read.me", "read.me"]) == 1
+    assert memory.names == [str(tmp_path / project / "read.me") for project in ("one", "two")] and memory.count("    def") == 2
+    (tmp_path / "two" / "read.me").write_text("")
+    assert memory.add("read.me") == 1 and memory.count("    def") == 1
+    for wrong in ("", "nothing", "read"):
+        with pytest.raises(UserError, match="holds no document"):
+            memory.remove(wrong)
+    assert memory.remove(Path("../one/read.me").resolve()) == 1 and memory.names == []
+
+
+def test_a_token_long_text_scales_nothing(model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+    """The scale of contexts does not depend on what is added first, so that the order of adding changes nothing."""
+    (tmp_path / "tiny.txt").write_text("ab")
+    scores = []
+    for name, order in (("one", ["tiny", "stored"]), ("two", ["stored", "tiny"])):
+        memory = TextMemory(model, tokenizer, tmp_path / name, window=100, overlap=28)
+        for part in order:
+            memory.add(tmp_path / "tiny.txt" if part == "tiny" else texts / "stored")
+        memory.fit(texts / "held_out")
+        scores.append(memory.score(text_of(20)))
+    torch.testing.assert_close(*scores, atol=1e-3, rtol=1e-3)
+
+
+def test_a_step_of_another_model_is_refused(fitted: TextMemory, model: Any, tokenizer: Any) -> None:
+    """Even after the memory's own model has read something: each context serves one step."""
+    other, ids = model_of("Llama", len(tokenizer)), torch.from_numpy(fitted.decoder.encode("    def"))[None]
+    with torch.no_grad():
+        model(ids)
+    with pytest.raises(UserError, match="own model must generate"):
+        other.generate(ids, logits_processor=[fitted.processor()], max_new_tokens=3, pad_token_id=0)
+    with fitted.attach(model), fitted.attach(model):
+        pass
+    assert "generate" not in vars(model)
+
+
+def test_prompts_of_any_end(fitted: TextMemory) -> None:
+    """A character of several tokens at the end is not begun again; with few tokens nothing half is written."""
+    for prompt in ("    def naïve", "    価格は", "x 🎉", "    def "):
+        assert isinstance(fitted.generate(prompt, max_new_tokens=4), str)
+    assert "    def lock_queue(self" + fitted.generate("    def lock_queue(self", max_new_tokens=2) in (
+        "    def lock_queue(self, lock", "    def lock_queue(self,", "    def lock_queue(self, "
+    ) or fitted.generate("    def lock_queue(self", max_new_tokens=2).startswith(",")  # fmt: skip
+
+
+def test_rows_are_explained_from_what_was_written(fitted: TextMemory, model: Any, tokenizer: Any) -> None:
+    """Of rows padded on either side, each token that was written and no padding."""
+    inputs = tokenizer(["    def lock_queue(self, ", "    def"], return_tensors="pt", padding=True, padding_side="left")
+    inputs.pop("token_type_ids", None)
+    with fitted.attach(model):
+        output = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    assert [len(row) for row in fitted.explain(output, first=inputs["input_ids"].shape[1])] == [5, 5]
+    padded = torch.cat([output, torch.zeros(2, 3, dtype=torch.long)], 1)
+    assert [len(row) for row in fitted.explain(padded, first=inputs["input_ids"].shape[1])] == [5, 5]
+
+
+def test_long_texts_fit_into_few_positions(tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+    model = model_of("GPT2", len(tokenizer))
+    memory = TextMemory(model, tokenizer, tmp_path / "memory")  # windows of 768 after 256 where it has 512 positions
+    memory.add(texts / "stored")
+    model.train()
+    with pytest.raises(UserError, match="training mode"):
+        memory.fit(texts / "held_out")
+
+
 def test_a_memory_leaves_the_model_as_it_was(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """Its hook is gone with it."""
     hooks = model.get_output_embeddings()._forward_pre_hooks

@@ -16,14 +16,19 @@ log = logging.getLogger(__name__)
 def read_texts(paths: str | Path | Iterable[str | Path], field: str = "text") -> Iterator[Text]:
     """Yield the documents in files and folders; ``field`` is the one that holds the text of rows.
 
-    Files are told apart by content: compressed (gzip, bzip2, xz, zstandard); in rows, each a document (.jsonl, Parquet, folders
-    that the package datasets saved); or one document, in UTF-8, UTF-16 or UTF-32. Others are left out and named in a warning;
-    so are hidden files. Raises UserError where a path does not exist, a file is damaged, or a row has no such field.
+    Names are absolute paths, with the row in a file of several. Files are told apart by content: compressed (gzip, bzip2, xz,
+    zstandard); in rows, each a document (.jsonl, Parquet, folders that the package datasets saved); or one document, in UTF-8,
+    UTF-16 or UTF-32. Others are left out and named in a warning; so are hidden files. Raises UserError where a path does not
+    exist, a file is damaged, or a row has no such field.
     """
     left_out, others = Counter[str](), list[Path]()
     for path in [Path(paths)] if isinstance(paths, str | Path) else map(Path, paths):
-        place = path.expanduser()
-        if not place.exists():
+        try:
+            place = path.expanduser().absolute()
+            found_any = place.exists()
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"{path} cannot be read ({error}): name another path") from None
+        if not found_any:
             raise UserError(f"there is no file or folder {place}")
         found = find_texts(entries_of(place), ("",)) if place.is_dir() else None
         for file in [place] if found is None else found.files:

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 import xxhash
 
+from trime.common.checks import check_number
 from trime.common.types import Float, Int, Tensor
+from trime.data.datasets.files import replaced
 from trime.errors import UserError
 from trime.models.pretrained.loading import unwrapped
 from trime.models.pretrained.tokenizer import encode_text, prompt_frame
@@ -35,15 +37,20 @@ class Decoder:
     """``model`` and ``tokenizer``; a text is read in windows of ``window`` tokens after up to ``overlap`` earlier ones."""
 
     def __init__(self, model: Any, tokenizer: Any, window: int, overlap: int):
+        check_number("window", window, at_least=1, whole=True)
+        check_number("overlap", overlap, at_least=0, whole=True)
         self.model, self.tokenizer, self.window, self.overlap = model, tokenizer, window, overlap
         head = getattr(unwrapped(model), "get_output_embeddings", lambda: None)()
         if head is None:
             raise UserError(f"{type(model).__name__} has no output layer that predicts tokens: pass a causal language model")
-        if model.training:
-            raise UserError("the model is in training mode, in which its contexts are drawn at random: call model.eval() first")
+        self.check_mode()
         self.width = head.weight.shape[1]
         self.vocabulary = max(head.weight.shape[0], len(tokenizer))
         self.start = prompt_frame(tokenizer, chat_template=False)[0]  # as the tokenizer begins every text
+        positions = getattr(unwrapped(model).config, "max_position_embeddings", None) or 2**31
+        if window + overlap + len(self.start) > positions:
+            self.overlap = min(overlap, positions // 4)
+            self.window = min(window, positions - self.overlap - len(self.start))
         self.last: Tensor | None = None  # contexts that the output layer read last [b n d]
         self.skips_logits, self.pieces = False, Pieces(tokenizer)
         # The model must not keep this object, and its hook, for as long as it lives itself.
@@ -56,6 +63,11 @@ class Decoder:
         self.last = inputs[0].detach()
         return (inputs[0][:, -1:],) if self.skips_logits else None
 
+    def check_mode(self) -> None:
+        """Raise UserError if the model drops units out."""
+        if self.model.training:
+            raise UserError("the model is in training mode, in which its contexts are drawn at random: call model.eval() first")
+
     @contextmanager
     def without_logits(self) -> Iterator[None]:
         self.skips_logits = True
@@ -66,7 +78,7 @@ class Decoder:
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, after those that begin every text of this model."""
-        return np.array([*self.start, *encode_text(self.tokenizer, text)], np.int64)
+        return np.array([*self.start, *encode_text(self.tokenizer, replaced(text))], np.int64)
 
     def read(self, tokens: Int[Tensor, " _"], logits: bool) -> Iterator[Read]:
         """Yield the contexts before each token but the first, window by window, with log-probabilities if ``logits``."""
@@ -78,6 +90,7 @@ class Decoder:
     @torch.no_grad()
     def read_window(self, tokens: Int[Tensor, " _"], scored: int, logits: bool) -> Read:
         """Read some tokens; return the contexts of the last ``scored`` ones, and log-probabilities if ``logits``."""
+        self.check_mode()
         inputs = tokens[None].to(self.model.device)
         if logits:
             scores = self.model(input_ids=inputs, use_cache=False).logits[0, -scored:].float()
@@ -121,6 +134,13 @@ class Decoder:
         start = self.start if begin and padding in self.start else []
         return np.array([*start, *tokens[begin:]], np.int64)
 
+    def without_end(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the tokens of a row without padding behind its end."""
+        if self.tokenizer.pad_token_id in (None, self.tokenizer.eos_token_id):
+            return tokens
+        is_text = np.flatnonzero(tokens != self.tokenizer.pad_token_id)
+        return tokens[: int(is_text[-1]) + 1] if len(is_text) else tokens
+
 
 class Pieces:
     """The text of every token of a tokenizer, in which tokens are looked up that continue a text."""
@@ -142,5 +162,6 @@ class Pieces:
     def that_continue(self, text: str) -> Tensor:
         """Return the tokens whose text begins with a text, or is its beginning."""
         return torch.tensor(
-            [n for n, piece in enumerate(self.texts) if piece and (piece.startswith(text) or text.startswith(piece))]
+            [n for n, piece in enumerate(self.texts) if piece and (piece.startswith(text) or text.startswith(piece))],
+            dtype=torch.long,
         )

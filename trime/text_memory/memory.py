@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
+from trime.common.checks import shown
 from trime.common.io import write_tensors
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
@@ -36,7 +38,7 @@ from trime.text_memory.worth import Scored, Worth
 log = logging.getLogger(__name__)
 
 WEIGHTS, SCALE = "weights.safetensors", "scale.safetensors"
-SCALED_BY = 4096  # contexts whose mean and deviation scale all others
+PROBE = Path(__file__).with_name("probe.txt")  # a text on which the scale of contexts is measured, whatever is stored
 COPIED = 0.5  # share of a text in long n-grams of the memory above which it counts as a near copy
 FOLDS = 8
 SHOWN = 8  # tokens on each side of a source
@@ -56,7 +58,6 @@ class TextMemory:
         self.decoder = Decoder(model, tokenizer, window, overlap)
         identity = self.decoder.identity() | {"knn": knn, "contexts": f"{window} after {overlap}" if knn else None}
         self.store = TextStore(self.folder, identity, self.decoder.vocabulary)
-        self.scale: dict[str, Tensor] | None = None
         self.memories = (TEXT, DOCUMENT, NEIGHBOURS) if knn else (TEXT, DOCUMENT)
 
     def __len__(self) -> int:
@@ -73,48 +74,62 @@ class TextMemory:
 
         Each is on disk once it is added: an interrupted call goes on where it ended. ``field``: as ``read_texts`` has it.
         """
-        known, new = self.store.documents(), []
-        for text in read_texts(paths, field):
-            checksum = xxhash.xxh3_64_hexdigest(text.content.encode("utf-8", "surrogatepass"))
-            tokens = self.decoder.encode(text.content) if known.get(text.name) != checksum else np.zeros(0, np.int64)
+        known, new, gone, own = self.store.documents(), {}, set[str](), f"{self.folder.resolve()}/"
+        texts = {text.name: text for text in read_texts(paths, field) if not text.name.startswith(own)}
+        for name, text in texts.items():
+            checksum, tokens = checksum_of_text(text), np.zeros(0, np.int64)
+            if known.get(name) == checksum:
+                continue
+            tokens = self.decoder.encode(text.content)
             if len(tokens) > 1:
-                new.append((Document(text.name, checksum, len(tokens)), tokens))
-        if new and self.knn and not (self.folder / SCALE).exists():
-            self.measure_scale([tokens for _, tokens in new])
-        with Progress(total=sum(len(tokens) for _, tokens in new), unit="token", unit_scale=True, desc="add") as bar:
-            for document, tokens in new:
+                new[name] = Document(name, checksum, len(tokens)), tokens
+            elif name in known:
+                gone.add(name)
+        if not texts:
+            log.warning("there is no text in %s", paths)
+        if gone:  # their files are empty now
+            self.store.remove(gone)
+        with Progress(total=sum(len(tokens) for _, tokens in new.values()), unit="token", unit_scale=True, desc="add") as bar:
+            for document, tokens in new.values():
                 key = np.concatenate([*self.keys(tokens, bar)]) if self.knn else None
                 self.store.add(Content([document], tokens, self.decoder.newlines(tokens), key))
                 bar.update(0 if self.knn else len(tokens))
-        return len(new)
+        return len(new) + len(gone)
 
-    def remove(self, name: str) -> int:
-        """Remove a document, or all below a folder; return how many. UserError where there is none of this name."""
-        gone = [
-            each for each in self.store.documents() if each == name or each.startswith((f"{name.rstrip('/')}/", f"{name}, "))
-        ]
+    def remove(self, name: str | Path) -> int:
+        """Remove a document, or all below a folder; return how many. UserError where there is none of this name.
+
+        ``name`` is one of ``names``, or a path to where such a file is or was.
+        """
+        path = str(Path(name).expanduser().absolute()) if str(name) else ""
+        inside = tuple(f"{place.rstrip('/')}/" for place in {str(name), path} if place.rstrip("/"))
+        rows = re.compile(rf"({re.escape(str(name))}|{re.escape(path)})(, (row|line) \d+)?")
+        documents = self.store.documents() if path else {}
+        gone = [each for each in documents if rows.fullmatch(each) or each.startswith(inside)]
         if not gone:
-            raise UserError(f"{self.folder} holds no document {name}: names lists what it holds")
+            raise UserError(f"{self.folder} holds no document {str(name)!r}: names lists what it holds")
         self.store.remove(gone)
         return len(gone)
 
-    def measure_scale(self, texts: list[np.ndarray]) -> None:
-        """Measure mean and deviation of contexts, which scale all keys and queries of this memory from now on."""
-        contexts: list[Tensor] = []
-        reads = (read for tokens in texts for read in self.decoder.read(torch.from_numpy(tokens), logits=False))
-        while sum(map(len, contexts)) < SCALED_BY and (read := next(reads, None)):
-            contexts.append(read.context.cpu())
-        together = torch.cat(contexts)
-        deviation = together.std(0, correction=0)
-        deviation = deviation.clamp(min=float(deviation.mean()) / 100)
-        write_tensors(self.folder / SCALE, {"mean": together.mean(0), "deviation": deviation})
+    @cached_property
+    def scale(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of each dimension of this model's contexts, on a text that is the same for all memories."""
+        file = self.folder / SCALE
+        if not file.exists():
+            tokens = torch.from_numpy(self.decoder.encode(PROBE.read_text(encoding="utf-8")))
+            contexts = torch.cat([read.context.cpu() for read in self.decoder.read(tokens, logits=False)])
+            deviation = contexts.std(0)
+            deviation = deviation.clamp(min=float(deviation.mean()) / 100)
+            write_tensors(file, {"mean": contexts.mean(0), "deviation": deviation})
+        tensors = read_tensors(file)[0]
+        return tensors["mean"], tensors["deviation"]
 
     def scaled(self, context: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Return contexts as they are compared: each dimension with mean 0 and deviation 1, each context with length 1."""
         if not self.knn:
             return context.cpu()
-        self.scale = self.scale or read_tensors(self.folder / SCALE)[0]  # it never changes
-        normal = (context.cpu() - self.scale["mean"]) / self.scale["deviation"]
+        mean, deviation = self.scale
+        normal = (context.cpu() - mean) / deviation
         return normal / normal.norm(dim=1, keepdim=True).clamp(min=1e-6)
 
     def keys(self, tokens: np.ndarray, bar: Any) -> Iterator[np.ndarray]:
@@ -198,7 +213,7 @@ class TextMemory:
     def held_out(self, paths: str | Path | Iterable[str | Path], field: str) -> list[Text]:
         """Return the texts that are not in the memory, and name those that are; UserError where none is left."""
         stored, texts = {*self.store.documents().values()}, [*read_texts(paths, field)]
-        new = [text for text in texts if xxhash.xxh3_64_hexdigest(text.content.encode("utf-8", "surrogatepass")) not in stored]
+        new = [text for text in texts if checksum_of_text(text) not in stored]
         if len(new) < len(texts):
             log.warning("left out: %d of %d texts, which are in the memory", len(texts) - len(new), len(texts))
         new = [text for text in new if len(self.decoder.encode(text.content)) > 1]
@@ -233,14 +248,18 @@ class TextMemory:
         may begin there and end later.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
+        if not prompts or not all(isinstance(each, str) for each in prompts):
+            raise UserError(f"prompt={shown(prompt)}: pass a text, or a list of texts")
         tokenizer = self.decoder.tokenizer
-        healed = [match[0] if (match := LAST_PIECE.search(each)) else "" for each in prompts]
-        encoded = [self.decoder.encode(each.removesuffix(end)) for each, end in zip(prompts, healed, strict=True)]
+        # A character of several tokens cannot be begun again as text.
+        ends = [match[0] if (match := LAST_PIECE.search(each)) and match[0].isascii() else "" for each in prompts]
+        encoded = [self.decoder.encode(each.removesuffix(end)) for each, end in zip(prompts, ends, strict=True)]
         for row, tokens in enumerate(encoded):
             if not len(tokens):
-                encoded[row], healed[row] = self.decoder.encode(prompts[row]), ""
+                encoded[row], ends[row] = self.decoder.encode(prompts[row]), ""
                 if not len(encoded[row]):
                     raise UserError("an empty prompt gives the model nothing to begin with: pass some text")
+        max_new_tokens += max(len(self.decoder.encode(end)) for end in ends)  # the ends are written again
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         longest = max(map(len, encoded))
         inputs = torch.full((len(encoded), longest), padding or 0, device=self.decoder.model.device)
@@ -252,13 +271,14 @@ class TextMemory:
         output = self.decoder.model.generate(
             inputs,
             attention_mask=mask,
-            logits_processor=[self.processor(healed)],
+            logits_processor=[*(settings.pop("logits_processor", None) or []), self.processor(ends)],
             max_new_tokens=max_new_tokens,
             **settings,
         )
         texts = [tokenizer.decode(row, skip_special_tokens=True) for row in output[:, longest:]]
         repeats = len(texts) // len(prompts)
-        texts = [text.removeprefix(healed[row // repeats]) for row, text in enumerate(texts)]
+        wanted = [ends[row // repeats] for row in range(len(texts))]
+        texts = [text[len(end) :] if text.startswith(end) else "" for text, end in zip(texts, wanted, strict=True)]
         return texts[0] if isinstance(prompt, str) and repeats == 1 else texts
 
     def count(self, text: str) -> int:
@@ -294,22 +314,29 @@ class TextMemory:
     @contextmanager
     def attach(self, model: Any) -> Iterator[None]:
         """Let every ``generate`` of the model use the memory within a ``with`` block."""
-        generate, processor = model.generate, self.processor()
+        before, generate, processor = vars(model).get("generate"), model.generate, self.processor()
 
-        def with_memory(*arguments: Any, logits_processor: Iterable[Any] = (), **settings: Any) -> Any:
-            return generate(*arguments, logits_processor=[*logits_processor, processor], **settings)
+        def with_memory(*arguments: Any, logits_processor: Iterable[Any] | None = None, **settings: Any) -> Any:
+            return generate(*arguments, logits_processor=[*(logits_processor or []), processor], **settings)
 
         model.generate = with_memory
         try:
             yield
         finally:
             del model.generate
+            if before is not None:
+                model.generate = before
 
     def explain(self, output: Int[Tensor, "*b l"], first: int = 1, sources: int = 3) -> list[list[ExplainedToken]]:
         """Return for each row of tokens, such as ``generate`` returns, where each came from; from number ``first`` on."""
         experts, mixture = self.experts(), self.mixture()
         rows = torch.as_tensor(output).reshape(-1, torch.as_tensor(output).shape[-1]).cpu().numpy().astype(np.int64)
-        return [self.explain_row(self.decoder.without_padding(row), max(first, 1), sources, experts, mixture) for row in rows]
+        result = []
+        for row in rows:
+            tokens = self.decoder.without_padding(row)
+            begin = max(first - (len(row) - len(tokens)), 1)
+            result.append(self.explain_row(self.decoder.without_end(tokens), begin, sources, experts, mixture))
+        return result
 
     def explain_page(
         self, file: str | Path, output: Int[Tensor, "*b l"], first: int = 1, title: str = "Where each token came from"
@@ -348,6 +375,10 @@ class TextMemory:
         """Return the text around a source, tokens on both sides."""
         around = experts.segments[segment].around(source.place, SHOWN)
         return str(self.decoder.tokenizer.decode(around.tolist()))
+
+
+def checksum_of_text(text: Text) -> str:
+    return xxhash.xxh3_64_hexdigest(text.content.encode())
 
 
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -46,9 +46,9 @@ class MemoryProcessor:
 
     def last_contexts(self, rows: int) -> Float[Tensor, "b d"]:
         """Return the contexts that the output layer has just read; UserError where they are not those of these rows."""
-        last = self.decoder.last
+        last, self.decoder.last = self.decoder.last, None  # another step must read anew
         if last is None or len(last) != rows:
-            raise UserError("the memory's own model must generate, by sampling, greedily or with beams")
+            raise UserError("the memory's own model must generate, one token at a time: by sampling, greedily or with beams")
         context = last[:, -1].float()
         if not context.isfinite().all():
             raise UserError(f"the model's contexts hold NaN or infinity in {last.dtype}: load it in bfloat16 or float32")
@@ -64,6 +64,8 @@ class MemoryProcessor:
             written = self.decoder.text_of(tokens)
             if len(written) < len(missing):
                 allowed = self.decoder.pieces.that_continue(missing[len(written) :])
+                if not len(allowed):
+                    continue
                 excluded = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
                 excluded[allowed.to(scores.device)] = False
                 scores[row].masked_fill_(excluded, -torch.inf)

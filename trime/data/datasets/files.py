@@ -8,21 +8,30 @@ import io
 import json
 import lzma
 import os
+import re
+import zlib
 from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from trime.data.datasets.base import printable, wide_encoding
 from trime.errors import UserError, install_command
 
 RECORDS = (".jsonl", ".ndjson")  # one JSON object a line, each a document
-ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # how files and streams of Apache Arrow begin: those of the package datasets
+ARROW = (b"ARROW1\0\0", b"\xff\xff\xff\xff")  # how files and streams of Apache Arrow begin: those of the package datasets
 DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")  # beside them
-PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
+PARQUET = b"PAR1\x15"
+PACKED = {  # how files begin; a text may begin with BZh or PAR1
+    "gzip": re.compile(rb"\x1f\x8b"),
+    "bzip2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+    "xz": re.compile(rb"\xfd7zXZ\0"),
+    "zstandard": re.compile(rb"\x28\xb5\x2f\xfd"),
+}
 NAMED = 5  # files that a message names
 SAMPLE = 2**14  # bytes of a file that show whether it is text
 
@@ -92,39 +101,58 @@ def is_text(file: Path) -> bool:
         return False
 
 
+def packing(content: bytes) -> str | None:
+    """Return how content is compressed, None if it is not."""
+    return next((name for name, start in PACKED.items() if start.match(content)), None)
+
+
 def is_plain(file: Path) -> bool:
     """Return whether a file is one document of text that need not be unpacked."""
     with open(file, "rb") as content:
-        start = content.read(len(PACKED[0]) + 6)
-    return not start.startswith((*PACKED, b"PAR1", *ARROW)) and not file.name.lower().endswith(RECORDS)
+        start = content.read(16)
+    return not (packing(start) or start.startswith((PARQUET, *ARROW)) or file.name.lower().endswith(RECORDS))
 
 
 def read_file(file: Path, field: str) -> Iterator[Text] | None:
     """Return the documents of a file; None if it is not text, or describes the files of a dataset beside it."""
-    name, content = printable(str(file)), file.read_bytes()
+    name, inner, content = printable(str(file)), file.name.lower(), file.read_bytes()
     if file.name in DESCRIPTIONS and any(file.parent.rglob("*.arrow")):
         return None
-    while unpack := unpacker(content, file):
-        name = name.removesuffix(Path(name).suffix)
-        try:
-            content = unpack(io.BytesIO(content)).read()
-        except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
-            raise UserError(f"{file} is damaged or truncated ({error}): copy it again, or leave it out") from None
-    if content.startswith((b"PAR1", *ARROW)):
+    while packing(content):
+        inner, content = inner.rpartition(".")[0], unpacked(content, file)
+    if content.startswith((PARQUET, *ARROW)):
         return read_table(file, name, content, field)
     text = decoded(content)
     if text is None:
         return None
-    if name.lower().endswith(RECORDS):
+    if inner.endswith(RECORDS):
         return read_records(file, name, text, field)
-    return iter([Text(name, text)] if text.strip() else [])
+    return iter([Text(name, text)])
 
 
-def unpacker(content: bytes, file: Path) -> Callable[[BinaryIO], Any] | None:
-    """Return what opens compressed content, None if it is not compressed; UserError without the package for it."""
-    openers: tuple[Callable[[BinaryIO], Any], ...]
-    openers = (gzip.open, bz2.open, lzma.open, lambda packed: required("zstandard", file).open(packed))
-    return next((opener for magic, opener in zip(PACKED, openers, strict=True) if content.startswith(magic)), None)
+def unpacked(content: bytes, file: Path) -> bytes:
+    """Return the content of compressed data; UserError where it is damaged, or without the package that reads it."""
+    unpack: dict[str, Callable[[bytes], bytes]]
+    unpack = {"gzip": gzip.decompress, "bzip2": bz2.decompress, "xz": lzma.decompress, "zstandard": partial(unzstd, file)}
+    try:
+        return unpack[str(packing(content))](content)
+    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+        raise UserError(f"{file} is damaged or truncated ({error}): copy it again, or leave it out") from None
+
+
+def unzstd(file: Path, content: bytes) -> bytes:
+    """Return the content of zstandard's frames; ValueError where the last is not whole."""
+    zstandard, parts = required("zstandard", file), []
+    while content:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            parts.append(frame.decompress(content))
+        except zstandard.ZstdError as error:
+            raise ValueError(error) from None
+        if not frame.eof:
+            raise ValueError("it ends too early")
+        content = frame.unused_data
+    return b"".join(parts)
 
 
 def decoded(content: bytes) -> str | None:
@@ -142,7 +170,7 @@ def read_records(file: Path, name: str, text: str, field: str) -> Iterator[Text]
         if line.strip():
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{file}: line {number} is no JSON ({error}): mend or remove it") from None
             yield Text(f"{name}, line {number}", text_of(record, field, f"{file}: line {number}"))
 
@@ -164,10 +192,18 @@ def read_table(file: Path, name: str, content: bytes, field: str) -> Iterator[Te
 
 def text_of(record: Any, field: str, where: str) -> str:
     """Return the text of a row; UserError where it has none of this name."""
-    if not isinstance(record, dict) or not isinstance(record.get(field), str):
-        has = ", ".join(sorted(record)) if isinstance(record, dict) else f"a {type(record).__name__}"
-        raise UserError(f"{where} has no text in field {field!r}, but {has}: name the field that holds it")
-    return str(record[field])
+    if isinstance(record, dict) and isinstance(record.get(field), str):
+        return replaced(record[field])
+    if not isinstance(record, dict):
+        raise UserError(f"{where} is a {type(record).__name__}, and no object with a field {field!r}: mend or remove it")
+    if field in record:
+        raise UserError(f"{where} has {type(record[field]).__name__} in field {field!r}, and no text: mend or remove it")
+    raise UserError(f"{where} has no field {field!r}, but {', '.join(sorted(record))}: name the one that holds the text")
+
+
+def replaced(text: str) -> str:
+    """Return a text with U+FFFD in place of what is no character: half of a pair of JSON's escapes."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def required(module: str, file: Path) -> Any:
