@@ -126,6 +126,18 @@ def test_a_removed_document_leaves_no_trace(model: Any, tokenizer: Any, texts: P
         memories[0].remove(str(secret))
 
 
+def test_readers_see_what_took_the_place_of_another(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """A segment's name is never given again; other folders in the memory's are left alone."""
+    writer, reader = (TextMemory(model, tokenizer, tmp_path / "memory", knn=False) for _ in range(2))
+    (tmp_path / "memory" / "mine").mkdir()
+    for word in ("lock", "queue", "timer"):
+        (tmp_path / f"{word}.txt").write_text(f"    def {word}(self)")
+        writer.add(tmp_path / f"{word}.txt")
+        assert reader.next("    def") == {f" {word}": 1}
+        writer.remove(tmp_path / f"{word}.txt")
+    assert (tmp_path / "memory" / "mine").is_dir()
+
+
 def test_documents_one_at_a_time_are_those_at_once(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """Forty documents leave few segments, and the same answers; unchanged ones are not read again."""
     for seed in range(40):

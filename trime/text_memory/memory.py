@@ -77,14 +77,13 @@ class TextMemory:
         known, new, gone, own = self.store.documents(), {}, set[str](), f"{self.folder.resolve()}/"
         texts = {text.name: text for text in read_texts(paths, field) if not text.name.startswith(own)}
         for name, text in texts.items():
-            checksum, tokens = checksum_of_text(text), np.zeros(0, np.int64)
-            if known.get(name) == checksum:
-                continue
-            tokens = self.decoder.encode(text.content)
-            if len(tokens) > 1:
-                new[name] = Document(name, checksum, len(tokens)), tokens
-            elif name in known:
-                gone.add(name)
+            checksum = checksum_of_text(text)
+            if known.get(name) != checksum:
+                tokens = self.decoder.encode(text.content)
+                if len(tokens) > 1:
+                    new[name] = Document(name, checksum, len(tokens)), tokens
+                elif name in known:
+                    gone.add(name)
         if not texts:
             log.warning("there is no text in %s", paths)
         if gone:  # their files are empty now
@@ -259,7 +258,7 @@ class TextMemory:
                 encoded[row], ends[row] = self.decoder.encode(prompts[row]), ""
                 if not len(encoded[row]):
                     raise UserError("an empty prompt gives the model nothing to begin with: pass some text")
-        max_new_tokens += max(len(self.decoder.encode(end)) for end in ends)  # the ends are written again
+        max_new_tokens += max(len(self.decoder.encode(end)) - len(self.decoder.start) for end in ends)  # they are written again
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         longest = max(map(len, encoded))
         inputs = torch.full((len(encoded), longest), padding or 0, device=self.decoder.model.device)
@@ -275,7 +274,8 @@ class TextMemory:
             max_new_tokens=max_new_tokens,
             **settings,
         )
-        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in output[:, longest:]]
+        special = {*tokenizer.all_special_ids}
+        texts = [self.decoder.text_of([n for n in row if n not in special]) for row in output[:, longest:].tolist()]
         repeats = len(texts) // len(prompts)
         wanted = [ends[row // repeats] for row in range(len(texts))]
         texts = [text[len(end) :] if text.startswith(end) else "" for text, end in zip(texts, wanted, strict=True)]

@@ -32,6 +32,7 @@ class TextStore:
     def __init__(self, folder: Path, identity: dict[str, Any], vocabulary: int):
         self.folder, self.identity, self.vocabulary = folder, identity, vocabulary
         self.opened: dict[str, Segment] = {}
+        self.last = 0  # number of the newest segment: no other may get its name, by which readers know it
         self.manifest_state: tuple[int, int] | None = None
         if not (folder / MANIFEST).exists():
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -58,7 +59,7 @@ class TextStore:
         return content
 
     def write(self, segments: list[str]) -> None:
-        content = {"format": FORMAT, "identity": self.identity, "segments": segments}
+        content = {"format": FORMAT, "identity": self.identity, "segments": segments, "last": self.last}
         write_json(self.folder / MANIFEST, content | {"checksum": checksum_of(content)})
 
     def segments(self) -> list[Segment]:
@@ -108,17 +109,19 @@ class TextStore:
 
     def new_segment(self, contents: list[Content]) -> str:
         """Write a segment and return its name."""
-        number = max([0, *(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())]) + 1
-        write_segment(self.folder / f"{number:08d}", contents, self.vocabulary)
-        return f"{number:08d}"
+        present = (int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+        self.last = max([self.last, self.read()["last"], *present]) + 1
+        write_segment(self.folder / f"{self.last:08d}", contents, self.vocabulary)
+        return f"{self.last:08d}"
 
     def commit(self, segments: list[str]) -> None:
         """Make these the segments of the memory, and delete all others."""
+        self.last = max(self.last, self.read()["last"])
         self.write(segments)
         self.segments()
         remove_half_written(self.folder)
         for path in self.folder.iterdir():
-            if path.is_dir() and path.name not in segments:
+            if path.is_dir() and path.name.partition(".")[0].isdigit() and path.name not in segments:
                 shutil.rmtree(path, ignore_errors=True)
 
     def merge(self) -> None:
