@@ -41,6 +41,7 @@ WEIGHTS, SCALE = "weights.safetensors", "scale.safetensors"
 PROBE = Path(__file__).with_name("probe.txt")  # a text on which the scale of contexts is measured, whatever is stored
 COPIED = 0.5  # share of a text in long n-grams of the memory above which it counts as a near copy
 FOLDS = 8
+NOISE = 0.02  # nats: a feature that varies less, as of an untrained model, holds rounding errors
 SHOWN = 8  # tokens on each side of a source
 # What a prompt ends with and a token may begin with: a word, marks, or blanks.
 LAST_PIECE = re.compile(r" ?\w+$| ?[^\w\s]+$|[ \t]+$")
@@ -167,7 +168,7 @@ class TextMemory:
         scored = self.read_all(texts, experts)
         masses, features = concat_masses([each.masses for each in scored]), torch.cat([each.features for each in scored])
         fold = folds(masses.document, FOLDS, seed)
-        mixture = Adaptive(TEMPERATURES, history=[])
+        mixture = Adaptive(TEMPERATURES, history=[], least_deviation=NOISE)
         loss = {"all": -mixture.fit(masses, fold, experts.counts, seed, features)}
         note = {"memories": [*self.memories], "temperatures": TEMPERATURES}
         write_tensors(self.folder / WEIGHTS, mixture.state(), note)
@@ -177,7 +178,9 @@ class TextMemory:
             without = ExpertMasses(masses.target[:, kept], masses.total[:, kept], masses.document)
             counts = [count for count, keep in zip(experts.counts, kept.tolist(), strict=True) if keep]
             if len(counts) > 1:
-                loss[name] = -Adaptive(TEMPERATURES, history=[]).fit(without, fold, counts, seed, features)
+                loss[name] = -Adaptive(TEMPERATURES, history=[], least_deviation=NOISE).fit(
+                    without, fold, counts, seed, features
+                )
             first += size
         return Worth.of(texts, masses, loss, self.near_copies(texts, scored))
 

@@ -39,7 +39,8 @@ class Adaptive(Mixture):
 
     Each network is trained without its own fold, on which it is scored, and without the next fold, on which it is stopped,
     starting from the constant weights that are best on the rest. UserError for settings out of range.
-    ``online``: training continues on tokens after they are scored, at ``online_rate``.
+    ``online``: training continues on tokens after they are scored, at ``online_rate``. ``least_deviation``: of a feature, in
+    nats; what varies less is not scaled up to deviation 1.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Adaptive(Mixture):
         learning_rate: float = 0.01,
         online: bool = False,
         online_rate: float = 0.001,
+        least_deviation: float = 0.001,
     ):
         check_temperatures(temperatures)
         counts = ("hidden", hidden, 1), ("batch", batch, 1), ("epochs", epochs, 0), ("patience", patience, 0)
@@ -64,7 +66,7 @@ class Adaptive(Mixture):
             check_number("history", decay, at_least=0, at_most=1)
         self.temperatures, self.hidden, self.decays = tuple(temperatures), hidden, tuple(history)
         self.epochs, self.patience, self.batch, self.learning_rate = epochs, patience, batch, learning_rate
-        self.learns, self.online_rate = online, online_rate
+        self.learns, self.online_rate, self.least_deviation = online, online_rate, least_deviation
         self.parameters = Parameters()
         self.optimizer: torch.optim.Optimizer | None = None
 
@@ -149,7 +151,7 @@ class Adaptive(Mixture):
         raw_features = self.raw_features(total, history, counts)
         finite = torch.where(raw_features.isfinite(), raw_features, torch.nan)
         mean = finite.nanmean(0).nan_to_num()
-        deviation = (finite - mean).square().nanmean(0).sqrt().nan_to_num(nan=1.0).clamp(min=1e-3)
+        deviation = (finite - mean).square().nanmean(0).sqrt().nan_to_num(nan=1.0).clamp(min=self.least_deviation)
         inputs, experts = raw_features.shape[1], total.shape[1]
         w1 = torch.empty(folds, inputs, self.hidden).uniform_(-1, 1, generator=generator) / math.sqrt(inputs)
         self.parameters = {"mean": mean, "deviation": deviation, "counts": counts, "w1": w1}
