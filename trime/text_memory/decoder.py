@@ -119,7 +119,7 @@ class Decoder:
         anchor = self.tokenizer(ANCHOR, add_special_tokens=False).input_ids[-1:]
         return str(self.tokenizer.decode([*anchor, *tokens], clean_up_tokenization_spaces=False)).removeprefix(ANCHOR)
 
-    def newlines(self, tokens: np.ndarray) -> np.ndarray:
+    def lines(self, tokens: np.ndarray) -> np.ndarray:
         """Return the line on which each token begins, counted from 1; line ends that a token begins with come before it."""
         distinct, inverse = np.unique(tokens, return_inverse=True)
         pieces = [self.tokenizer.decode([int(token)]) for token in distinct]

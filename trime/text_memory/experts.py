@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from trime.common.types import Float, Int, LogMass, Tensor
-from trime.memory.inference.ngrams_cpu import counts_in_document, counts_in_text, followers, suffix_range
+from trime.memory.inference.ngrams import places_of_contexts
+from trime.memory.inference.ngrams_cpu import counts_in_document, counts_in_text, followers
 from trime.memory.training.objective.blockwise_cpu import entry_masses
 from trime.scoring.mixtures.experts import ExpertMasses
 from trime.text_memory.index import steady_topk
@@ -118,8 +119,9 @@ class Experts:
         """Return for each order the tokens that follow its context in the stored texts, and how often."""
         result = []
         for order in TEXT_ORDERS.tolist():
-            found = [each for segment in self.segments if (each := followers_of(segment, tokens, order)) is not None]
-            result.append(joined(found))
+            found = [followers_of(segment, tokens[len(tokens) - order :]) for segment in self.segments if order <= len(tokens)]
+            token, count = map(np.concatenate, zip((np.zeros(0, np.int64), np.zeros(0)), *found, strict=True))
+            result.append((token, count))
         return result
 
     def sources(
@@ -142,15 +144,10 @@ class Experts:
         return [*result.values()]
 
 
-def followers_of(segment: Segment, tokens: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the tokens that follow the last ``order`` ones in a segment, and how often; None if these do not occur."""
-    if order > len(tokens):
-        return None
+def followers_of(segment: Segment, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens that follow some others in a segment, and how often."""
     array = segment.array
-    low, high = suffix_range(array.text, array.suffixes, array.starts, tokens, len(tokens) - order, order)
-    if low == high:
-        return None
-    token, count = followers(array.text, array.suffixes, low, high, order)
+    token, count = followers(array.text, array.suffixes, *array.range_of(tokens), len(tokens))
     inside = token < len(array.starts) - 2  # nothing follows the end of a document
     return token[inside], count[inside]
 
@@ -168,20 +165,4 @@ def document_counts(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def document_followers(tokens: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return for each order the tokens that followed its context earlier in the text; each counts once."""
-    places, result, matched = np.arange(len(tokens)), [], 0
-    # Orders rise: the places of a shorter context are narrowed down to those of the next.
-    for order in DOCUMENT_ORDERS.tolist():
-        for back in range(matched, min(order, len(tokens))):
-            places = places[places > back]
-            places = places[tokens[places - 1 - back] == tokens[-1 - back]]
-        matched = order
-        found = tokens[places] if order <= len(tokens) else tokens[:0]
-        result.append((found, np.ones(len(found))))
-    return result
-
-
-def joined(found: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens and counts of several segments one after another."""
-    if not found:
-        return np.zeros(0, np.int64), np.zeros(0)
-    return np.concatenate([token for token, _ in found]), np.concatenate([count for _, count in found]).astype(np.float64)
+    return [(tokens[places], np.ones(len(places))) for places in places_of_contexts(tokens, DOCUMENT_ORDERS)]

@@ -92,7 +92,7 @@ class TextMemory:
         with Progress(total=sum(len(tokens) for _, tokens in new.values()), unit="token", unit_scale=True, desc="add") as bar:
             for document, tokens in new.values():
                 key = np.concatenate([*self.keys(tokens, bar)]) if self.knn else None
-                self.store.add(Content([document], tokens, self.decoder.newlines(tokens), key))
+                self.store.add(Content([document], tokens, self.decoder.lines(tokens), key))
                 bar.update(0 if self.knn else len(tokens))
         return len(new) + len(gone)
 
@@ -293,8 +293,7 @@ class TextMemory:
         """Return what follows a text in the memory, and how often, the most frequent first."""
         tokens, counts = self.pieces_of(text), Counter[int]()
         for segment in self.experts().segments:
-            if found := followers_of(segment, tokens, len(tokens)):
-                counts.update(dict(zip(*(each.tolist() for each in found), strict=True)))
+            counts.update(dict(zip(*(each.tolist() for each in followers_of(segment, tokens)), strict=True)))
         return {self.decoder.text_of([token]): count for token, count in counts.most_common()}
 
     def find(self, text: str, limit: int = 10) -> list[tuple[Source, str]]:

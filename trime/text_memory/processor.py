@@ -18,8 +18,8 @@ from trime.text_memory.mixing import predict
 class MemoryProcessor:
     """A logits processor: returns log-probabilities of model and memories together for each row of a batch or beam.
 
-    It uses what is stored when it is made. Tokens that other processors exclude stay excluded. ``healed``: for each row, text
-    that the continuation must begin with (``Prompts``).
+    It uses what is stored when it is made. Tokens that other processors exclude stay excluded. ``healed``: for each prompt,
+    the text that its continuation must begin with.
     """
 
     def __init__(

@@ -14,7 +14,6 @@ import numpy as np
 from trime.common.io import checksum_of, partial_of, write_array, write_json
 from trime.errors import UserError
 from trime.memory.inference.ngrams import SuffixArray
-from trime.memory.inference.ngrams_cpu import suffix_range
 from trime.text_memory.index import KeyIndex
 
 DESCRIPTION = "documents.json"
@@ -70,8 +69,8 @@ class Segment:
                 f"{folder} is damaged or missing ({error}): delete the memory's folder, and add its texts again"
             ) from None
         starts = np.concatenate([[0], np.cumsum(np.bincount(text, minlength=vocabulary + 1))]).astype(np.int64)
-        self.ends = self.offsets[1:] + np.arange(len(self.documents))  # of documents in ``text``: separators
-        self.array = SuffixArray(text, suffixes, starts, self.ends)
+        separators = self.offsets[1:] + np.arange(len(self.documents))  # behind each document in ``text``
+        self.array = SuffixArray(text, suffixes, starts, separators)
 
     @cached_property
     def offsets(self) -> np.ndarray:
@@ -105,19 +104,17 @@ class Segment:
 
     def count(self, tokens: np.ndarray) -> int:
         """Return how often some tokens occur."""
-        array = self.array
-        low, high = suffix_range(array.text, array.suffixes, array.starts, tokens, 0, len(tokens))
-        return int(high - low)
+        low, high = self.array.range_of(tokens)
+        return high - low
 
     def find(self, tokens: np.ndarray, limit: int) -> np.ndarray:
         """Return the places at which some tokens begin, at most ``limit``, evenly chosen."""
-        array = self.array
-        low, high = suffix_range(array.text, array.suffixes, array.starts, tokens, 0, len(tokens))
+        array, (low, high) = self.array, self.array.range_of(tokens)
         chosen = np.unique(np.linspace(low, max(high - 1, low), min(limit, high - low)).astype(np.int64))
         return array.token_numbers(np.asarray(array.suffixes[chosen]).astype(np.int64))
 
     def source(self, place: int) -> Source:
-        """Return where a token stands."""
+        """Return the document, the line and the place of a token, given by its place."""
         document = int(np.searchsorted(self.offsets, place, "right")) - 1
         return Source(self.documents[document].name, int(self.line[place]), place)
 

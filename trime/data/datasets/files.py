@@ -179,7 +179,7 @@ def read_table(file: Path, name: str, content: bytes, field: str) -> Iterator[Te
     """Yield a document for each row of a Parquet or Arrow file."""
     arrow = required("pyarrow", file)
     try:
-        if content.startswith(b"PAR1"):
+        if content.startswith(PARQUET):
             table = required("pyarrow.parquet", file).read_table(io.BytesIO(content))
         else:
             opened = arrow.ipc.open_file if content.startswith(ARROW[0]) else arrow.ipc.open_stream

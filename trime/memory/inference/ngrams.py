@@ -42,6 +42,11 @@ class SuffixArray:
         starts = np.concatenate([[0], np.cumsum(np.bincount(text, minlength=vocabulary + 1))])
         return SuffixArray(text, divsufsort(text), starts.astype(np.int64), after + np.arange(len(after)))
 
+    def range_of(self, tokens: np.ndarray) -> tuple[int, int]:
+        """Return the first of the suffixes that begin with some tokens, and the one after the last."""
+        low, high = suffix_range(self.text, self.suffixes, self.starts, tokens, 0, len(tokens))
+        return int(low), int(high)
+
     def token_numbers(self, places: np.ndarray) -> np.ndarray:
         """Return which token of the text each of some places holds, counted without separators."""
         return places - np.searchsorted(self.ends, places)
@@ -87,6 +92,19 @@ class Followers(NamedTuple):
     token: np.ndarray
     place: np.ndarray
     occurrences: float = 1.0
+
+
+def places_of_contexts(history: np.ndarray, orders: np.ndarray) -> list[np.ndarray]:
+    """Return for each of some rising orders the places that its last context, that many tokens, came before."""
+    places, result, matched = np.arange(len(history)), [], 0
+    # The places of a shorter context are narrowed down to those of the next.
+    for order in orders.tolist():
+        for back in range(matched, min(order, len(history))):
+            places = places[places > back]
+            places = places[history[places - 1 - back] == history[-1 - back]]
+        matched = order
+        result.append(places if order <= len(history) else places[:0])
+    return result
 
 
 class Ngrams(Memory):
@@ -171,8 +189,7 @@ class TextNgrams(Ngrams):
         history, array = np.concatenate([self.recent_tokens.before(window), next_tokens(window)[:-1]]), self.array
         followers = []
         for order in self.orders[self.orders <= len(history)].tolist():
-            begin = len(history) - order
-            low, high = suffix_range(array.text, array.suffixes, array.starts, history, begin, order)
+            low, high = array.range_of(history[len(history) - order :])
             occurrences = max(1.0, (high - low) / MAX_OCCURRENCES)
             chosen = slice(low, high) if occurrences == 1 else np.linspace(low, high - 1, MAX_OCCURRENCES).astype(np.int64)
             places = np.asarray(array.suffixes[chosen]) + order
@@ -249,16 +266,7 @@ class DocumentNgrams(Ngrams):
         first = int(window.contexts.positions.position[window.num_context]) - len(self.tokens)
         before = self.recent_tokens.before(window) if first else self.tokens
         history = np.concatenate([before, current])
-        followers, places = [], np.arange(len(history))
-        # Orders rise: the places of a shorter context are narrowed down to those of the next.
-        for number, order in enumerate(self.orders.tolist()):
-            matched = 0 if not number else self.orders[number - 1]
-            for back in range(matched, min(order, len(history))):
-                places = places[places > back]
-                places = places[history[places - 1 - back] == history[-1 - back]]
-            found = places if order <= len(history) else places[:0]
-            followers.append(Followers(history[found], found))
-        return followers
+        return [Followers(history[found], found) for found in places_of_contexts(history, self.orders)]
 
     @property
     def bytes(self) -> int:
