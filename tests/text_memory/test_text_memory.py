@@ -267,13 +267,15 @@ def test_prompts_of_any_end(fitted: TextMemory) -> None:
     ) or fitted.generate("    def lock_queue(self", max_new_tokens=2).startswith(",")  # fmt: skip
 
 
-def test_rows_are_explained_from_what_was_written(fitted: TextMemory, model: Any, tokenizer: Any) -> None:
+def test_rows_are_explained_from_what_was_written(fitted: TextMemory, model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """Of rows padded on either side, each token that was written and no padding."""
     inputs = tokenizer(["    def lock_queue(self, ", "    def"], return_tensors="pt", padding=True, padding_side="left")
     inputs.pop("token_type_ids", None)
     with fitted.attach(model):
         output = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, do_sample=False)
     assert [len(row) for row in fitted.explain(output, first=inputs["input_ids"].shape[1])] == [5, 5]
+    page = fitted.explain_page(tmp_path / "page.html", output.flip(0), first=inputs["input_ids"].shape[1]).read_text()
+    assert page.count('role="button"') == 5  # of the shorter row
     padded = torch.cat([output, torch.zeros(2, 3, dtype=torch.long)], 1)
     assert [len(row) for row in fitted.explain(padded, first=inputs["input_ids"].shape[1])] == [5, 5]
 

@@ -344,10 +344,8 @@ class TextMemory:
         self, file: str | Path, output: Int[Tensor, "*b l"], first: int = 1, title: str = "Where each token came from"
     ) -> Path:
         """Write a page that explains the first row of ``output`` from token ``first`` on; return its file."""
-        row = self.decoder.without_padding(
-            torch.as_tensor(output).reshape(-1, torch.as_tensor(output).shape[-1])[0].cpu().numpy()
-        )
-        (tokens,) = self.explain(torch.from_numpy(row), first)
+        row = torch.as_tensor(output).reshape(-1, torch.as_tensor(output).shape[-1])[0]
+        (tokens,) = self.explain(row, first)
         given = self.decoder.tokenizer.decode(row[: max(first, 1)].tolist(), skip_special_tokens=True)
         return write_page(file, title, tokens, given)
 
