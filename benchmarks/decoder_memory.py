@@ -1,90 +1,295 @@
-"""What a memory of texts is worth to a real decoder, beside what people do instead: the best passages in the prompt.
+"""What a memory of texts is worth to a real decoder, beside what people do instead: passages in the prompt, and LoRA.
 
-Texts that the model has not seen are stored; weights are fitted to others, and scored are others again. A text is scored in
-windows. For passages in the prompt, the tokens before a window ask BM25 for the best passages of the stored texts, which
-are read before it. Then tokens are generated with and without the memory, in turn.
+Each text is cut in three: most is stored, weights are fitted to some of the rest, and scored is the rest of it. For passages
+in the prompt, the tokens before a window ask BM25 for the best passages of the stored part, which are read before it. LoRA
+trains on the stored part for as long as the memory took to be made. ``--places`` lines of each text of code are completed as
+well. What is finished of a text is kept in ``--folder``, and the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from difflib import SequenceMatcher
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from rank_bm25 import BM25Okapi
 
 from benchmarks.measure import Claim, Measured, alternately, ratio
-from trime.common.types import Int, Tensor
-from trime.scoring.mixtures.experts import concat_masses
+from trime.common.io import write_json
+from trime.common.progress import Progress
+from trime.common.types import Float, Int, Tensor
+from trime.data.texts import read_texts
+from trime.errors import UserError
+from trime.report.bootstrap import paired_bootstrap
+from trime.scoring.mixtures.adaptive import Adaptive
+from trime.scoring.mixtures.experts import ExpertMasses, concat_masses, folds
 from trime.text_memory.decoder import Decoder, Read
-from trime.text_memory.memory import TextMemory
+from trime.text_memory.experts import TEMPERATURES, Experts
+from trime.text_memory.memory import FOLDS, NOISE, TextMemory
 from trime.text_memory.mixing import mixed
+from trime.text_memory.worth import PART, Scored
 
-WINDOW, BEFORE, PASSAGE, PASSAGES = 256, 512, 256, 3  # tokens of a scored window, before it, of a passage; how many of them
+WINDOW, BEFORE = 256, 512  # tokens of a scored window, and before it
+PASSAGE, PASSAGES = 256, 3  # tokens of a passage, and how many are put before a window or a prompt
+SHARES = {"stored": 0.76, "held_out": 0.1, "test": 0.14}
+CHAPTER = 8000  # characters of the parts that a single file is cut into
+RATE, RANK, LENGTH = 2e-4, 8, 512  # of LoRA: learning rate, rank, tokens of an update
+LINES, SHOWN, BATCH = 4, 1500, 8  # lines that are completed, characters before them, prompts of a batch
 GENERATED, ROUNDS = 32, 7
 BOUND = 1.15  # of a token with memory, in tokens without
-
-
-class Prompted(Decoder):
-    """A decoder that reads the best passages of some texts before each window of a text; none without texts."""
-
-    def __init__(self, model: Any, tokenizer: Any, stored: list[np.ndarray]):
-        super().__init__(model, tokenizer, WINDOW, BEFORE)
-        parts = [text[first : first + PASSAGE] for text in stored for first in range(0, len(text), PASSAGE)]
-        self.passages, self.index = parts, BM25Okapi([part.tolist() for part in parts]) if parts else None
-
-    def read(self, tokens: Int[Tensor, " _"], logits: bool) -> Iterator[Read]:
-        for first in range(0, len(tokens) - 1, self.window):
-            begin, end = max(0, first - self.overlap), min(first + self.window, len(tokens) - 1)
-            inputs, asked = [torch.tensor(self.start, dtype=torch.long)], tokens[max(0, first - WINDOW) : first + 1].tolist()
-            if self.index is not None:
-                best = np.argsort(-self.index.get_scores(asked))[:PASSAGES]
-                inputs += [torch.from_numpy(self.passages[number]) for number in best]
-            yield self.read_window(torch.cat([*inputs, tokens[begin:end]]), end - first, logits)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="a folder of a causal language model and its tokenizer")
     parser.add_argument("--dtype", default="bfloat16")
-    for name in ("stored", "held-out", "test"):
-        parser.add_argument(f"--{name}", type=Path, nargs="+", required=True, help=f"files or folders of the {name} text")
-    parser.add_argument("--memory", type=Path, default=Path("outputs/decoder-memory"), help="the memory's folder")
+    parser.add_argument("--texts", type=Path, nargs="+", required=True, help="folders or files, a text each")
+    parser.add_argument("--characters", type=int, default=200_000, help="of a text that are used, at most")
+    parser.add_argument("--places", type=int, default=0, help="lines of each text of Python that are completed")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/decoder-memory"), help="for memories and finished rows")
 
 
 def measure(options: argparse.Namespace) -> Measured:
-    """Return bits per byte alone, with passages, with memory and with both; and the time of a token with memory."""
+    """Return bits per byte by memory and by what stands beside the text, completions, and the time of a token."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype).eval().to(options.device)
-    memory = TextMemory(model, tokenizer, options.memory)
-    memory.add(options.stored)
-    print(memory.fit(options.held_out))
-    stored = [
-        segment.tokens(int(first), int(last))
+
+    def load() -> Any:
+        return AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype).eval().to(options.device)
+
+    model, rows = load(), []
+    for path in options.texts:
+        folder = options.folder / f"{path.stem}-{options.characters}"
+        cut(path, folder / "texts", options.characters)
+        memory = TextMemory(model, tokenizer, folder / "memory")
+        worth = finished(folder / "worth.json", lambda m=memory, f=folder: worth_rows(m, f, load))  # type: ignore[misc]
+        rows += [{"text": path.stem, **row} for row in worth]
+        if options.places and (files := [*(folder / "texts" / "test").glob("*.py")]):
+            file = folder / f"completions-{options.places}.json"
+            completions = finished(file, lambda m=memory, f=files: completion_rows(m, f, options.places))  # type: ignore[misc]
+            rows += [{"text": path.stem, **row} for row in completions]
+    times = token_times(memory, model, tokenizer)
+    return Measured([*rows, *times], [Claim("a token with memory, in tokens without", times[1]["times nothing"], BOUND)])
+
+
+def finished(file: Path, rows: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the rows in a file, which are made where there is none."""
+    if not file.exists():
+        write_json(file, rows())
+    return list(json.loads(file.read_text()))
+
+
+def cut(source: Path, folder: Path, characters: int) -> None:
+    """Write the parts of a text: a single file in its order, the files of a folder in the order of their names' hashes."""
+    if folder.exists():
+        return
+    texts = [(text.name, text.content) for text in read_texts([source])]
+    if len(texts) == 1:
+        name, content = texts[0]
+        texts = [(f"{first:09}{Path(name).suffix}", content[first : first + CHAPTER]) for first in range(0, len(content), CHAPTER)]
+    else:
+        texts.sort(key=lambda text: xxhash.xxh3_64_intdigest(text[0].removeprefix(str(source.resolve())).encode()))
+    whole = min(sum(len(content) for _, content in texts), characters)
+    aside = folder.with_name("texts.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    waiting = iter(texts)
+    for part, share in SHARES.items():
+        (aside / part).mkdir(parents=True)
+        size = 0
+        for number, (name, content) in enumerate(waiting):
+            (aside / part / f"{number:04}-{Path(name).name}").write_text(content)
+            size += len(content)
+            if size >= whole * share:
+                break
+        if not size:
+            raise UserError(f"{source} has too few files for a part to store, one to fit and one to test: name a larger text")
+    aside.rename(folder)
+
+
+class Prompted(Decoder):
+    """A decoder that reads the best passages of some texts before each window of a text."""
+
+    def __init__(self, model: Any, tokenizer: Any, stored: list[np.ndarray]):
+        super().__init__(model, tokenizer, WINDOW, BEFORE)
+        self.passages = [text[first : first + PASSAGE] for text in stored for first in range(0, len(text), PASSAGE)]
+        self.index = BM25Okapi([part.tolist() for part in self.passages])
+
+    def best(self, asked: list[int]) -> list[Tensor]:
+        """Return the passages for a text, the best one last: next to it."""
+        numbers = np.argsort(-self.index.get_scores(asked))[:PASSAGES]
+        return [torch.from_numpy(self.passages[number].astype(np.int64)) for number in reversed(numbers)]
+
+    def read(self, tokens: Int[Tensor, " _"], logits: bool) -> Iterator[Read]:
+        for first in range(0, len(tokens) - 1, self.window):
+            begin, end = max(0, first - self.overlap), min(first + self.window, len(tokens) - 1)
+            passages = self.best(tokens[max(0, first - WINDOW) : first + 1].tolist())
+            start = torch.tensor(self.start, dtype=torch.long)
+            yield self.read_window(torch.cat([start, *passages, tokens[begin:end]]), end - first, logits)
+
+
+def worth_rows(memory: TextMemory, folder: Path, load: Callable[[], Any]) -> list[dict[str, Any]]:
+    """Return bits per byte of the test part under each set of memories, with nothing, passages or LoRA beside them."""
+    started, model, tokenizer = time.perf_counter(), memory.decoder.model, memory.decoder.tokenizer
+    memory.add(folder / "texts" / "stored")
+    seconds = time.perf_counter() - started
+    stored, experts = stored_texts(memory), memory.experts()
+    print(memory.fit(folder / "texts" / "held_out"))  # the weights that completions are written with
+    rows = []
+    memory.decoder = Decoder(model, tokenizer, WINDOW, BEFORE)
+    rows += rows_beside("nothing", memory, folder, experts)
+    memory.decoder = Prompted(model, tokenizer, stored)
+    rows += rows_beside(f"{PASSAGES} passages", memory, folder, experts)
+    adapted = trained(load(), stored, seconds)
+    memory.decoder = Decoder(adapted, tokenizer, WINDOW, BEFORE)
+    # Stored contexts are those of the model without LoRA, which the adapted one's cannot be compared with.
+    rows += rows_beside("LoRA", memory, folder, experts, skipped="knn")
+    for row in rows:
+        row |= {"stored tokens": len(memory), "seconds to store": round(seconds)}
+    return rows
+
+
+def stored_texts(memory: TextMemory) -> list[np.ndarray]:
+    return [
+        segment.tokens(int(first), int(last)).astype(np.int64)
         for segment in memory.store.segments()
         for first, last in zip(segment.offsets, segment.offsets[1:], strict=False)
     ]
-    rows = []
+
+
+def rows_beside(
+    beside: str, memory: TextMemory, folder: Path, experts: Experts, skipped: str | None = None
+) -> list[dict[str, Any]]:
+    """Return a row for each set of memories: weights are fitted to one part, for this decoder, and another is scored."""
+    parts = [memory.read_all(memory.held_out(folder / "texts" / part, "text"), experts) for part in ("held_out", "test")]
+    held_out, test = (
+        Scored(concat_masses([each.masses for each in part]), torch.cat([each.features for each in part])) for part in parts
+    )
+    size = sum(len(text.content.encode()) for text in memory.held_out(folder / "texts" / "test", "text"))
+    alone = test.masses.log_probability[:, 0]
+    names, rows = [name for name in experts.sizes if name != skipped], []
+    for count in range(len(names) + 1):
+        for chosen in combinations(names, count):
+            losses = -(mixed_of(held_out, test, experts, chosen) if chosen else alone)
+            row: dict[str, Any] = {"memories": ", ".join(chosen) or "none", "beside the text": beside, "tokens": len(losses)}
+            row |= {"perplexity": round(math.exp(losses.double().mean()), 3)}
+            row |= {"bits per byte": round(float(losses.double().sum()) / math.log(2) / size, 4)}
+            if chosen:
+                row["less than alone"] = str(difference(test.masses.document, losses, -alone))
+            rows.append(row)
+    return rows
+
+
+def mixed_of(held_out: Scored, test: Scored, experts: Experts, chosen: tuple[str, ...]) -> Float[Tensor, " n"]:
+    """Return the log-probabilities of the test tokens under a mixture of the model and the chosen memories."""
+    owner = ["model", *(name for name, size in experts.sizes.items() for _ in range(size))]
+    kept = torch.tensor([name == "model" or name in chosen for name in owner])
+
+    def of_chosen(scored: Scored) -> Scored:
+        target, total, document = scored.masses
+        return Scored(ExpertMasses(target[:, kept], total[:, kept], document), scored.features)
+
+    held_out, test = of_chosen(held_out), of_chosen(test)
+    counts = [count for count, keep in zip(experts.counts, kept.tolist(), strict=True) if keep]
+    mixture = Adaptive(TEMPERATURES, history=[], least_deviation=NOISE)
+    mixture.fit(held_out.masses, folds(held_out.masses.document, FOLDS, 0), counts, 0, held_out.features)
+    return mixed(mixture, test)
+
+
+def difference(document: Tensor, losses: Tensor, alone: Tensor) -> Any:
+    """Return the difference in perplexity, with an interval over parts of documents."""
+    inside = torch.cat([torch.arange(int(count)) for count in document.unique_consecutive(return_counts=True)[1]])
+    part = np.unique(np.stack([document.numpy(), (inside // PART).numpy()], 1), axis=0, return_inverse=True)[1].ravel()
+    sums = [np.stack([np.bincount(part, each.double().numpy()), np.bincount(part)], 1) for each in (losses, alone)]
+    return paired_bootstrap(np.stack(sums)[None], "perplexity")
+
+
+def trained(model: Any, texts: list[np.ndarray], seconds: float) -> Any:
+    """Return the model with LoRA that was trained on some texts, in random order, for a time."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted = get_peft_model(model, settings).train()
+    optimizer = torch.optim.AdamW([weight for weight in adapted.parameters() if weight.requires_grad], RATE)
+    pieces = [text[first : first + LENGTH] for text in texts for first in range(0, len(text), LENGTH)]
+    pieces = [piece for piece in pieces if len(piece) > 1]
+    started, generator = time.perf_counter(), np.random.default_rng(0)
+    with Progress(total=round(seconds), unit="s", desc="LoRA") as bar:
+        while (spent := time.perf_counter() - started) < seconds:
+            tokens = torch.from_numpy(pieces[generator.integers(len(pieces))])[None].to(adapted.device)
+            adapted(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            bar.update(round(time.perf_counter() - started) - round(spent))
+    return adapted.eval()
+
+
+class ModelAlone(Adaptive):
+    """A mixture that leaves all weight to the model: prompts are continued as with memory, whose predictions are not used."""
+
+    def log_weights(self, total: Tensor, history: Tensor) -> Tensor:
+        return torch.full_like(total, -torch.inf).index_fill(1, torch.tensor([0]), 0)
+
+
+def completion_rows(memory: TextMemory, files: list[Path], places: int) -> list[dict[str, Any]]:
+    """Return how well lines are completed by the model, with memory, with passages, and with both."""
+    texts = [file.read_text() for file in sorted(files)]
+    chosen = lines_to_complete(texts, places)
+    prompted = Prompted(memory.decoder.model, memory.decoder.tokenizer, stored_texts(memory))
+    plain, fitted, rows = prompted, memory.mixture(), []
+    memory.decoder = plain
     for passages in (False, True):
-        memory.decoder = Prompted(model, tokenizer, [text.astype(np.int64) for text in stored] if passages else [])
-        texts = memory.held_out(options.test, "text")
-        scored, mixture = memory.read_all(texts, memory.experts()), memory.mixture()
-        alone = concat_masses([each.masses for each in scored]).log_probability[:, 0]
-        with_memory = torch.cat([mixed(mixture, each) for each in scored])
-        size = sum(len(text.content.encode()) for text in texts)
-        for name, losses in (("", -alone), ("memory", -with_memory)):
-            row: dict[str, Any] = {
-                "beside the text": ", ".join(filter(None, [f"{PASSAGES} passages" * passages, name])) or "nothing"
-            }
-            row |= {"tokens": len(losses), "perplexity": round(math.exp(losses.double().mean()), 3)}
-            rows.append(row | {"bits per byte": round(float(losses.double().sum()) / math.log(2) / size, 4)})
-    times = token_times(memory, model, tokenizer)
-    return Measured([*rows, *times], [Claim("a token with memory, in tokens without", times[1]["times nothing"], BOUND)])
+        prompts = [before for before, _ in chosen]
+        if passages:
+            asked = [prompted.encode(prompt)[-WINDOW:].tolist() for prompt in prompts]
+            before = [prompted.text_of(torch.cat(prompted.best(each)).tolist()) for each in asked]
+            prompts = [f"{passage}\n{prompt}" for passage, prompt in zip(before, prompts, strict=True)]
+        for name, mixture in (("none", ModelAlone(TEMPERATURES)), ("all", fitted)):
+            memory.mixture = lambda chosen=mixture: chosen  # type: ignore[method-assign,misc]
+            written: list[str] = []
+            for first in Progress(range(0, len(prompts), BATCH), unit="batch", desc="complete"):
+                written += memory.generate(prompts[first : first + BATCH], max_new_tokens=12 * LINES)
+            row: dict[str, Any] = {"memories": name, "beside the text": f"{PASSAGES} passages" if passages else "nothing"}
+            rows.append(row | {"places": len(chosen)} | quality(written, [wanted for _, wanted in chosen]))
+    return rows
+
+
+def lines_to_complete(texts: list[str], places: int) -> list[tuple[str, str]]:
+    """Return prompts that end after the indentation of a line, and the lines that follow, evenly over the texts."""
+    found = []
+    for text in texts:
+        lines = text.splitlines(keepends=True)
+        for number in range(10, len(lines) - LINES):
+            line = lines[number].lstrip(" ")
+            if len(line.strip()) >= 8 and not line.startswith(("#", '"', "import ", "from ")):
+                indent = lines[number][: len(lines[number]) - len(line)]
+                before = "".join(lines[:number])[-SHOWN:]
+                found.append((before[before.find("\n") + 1 :] + indent, line + "".join(lines[number + 1 : number + LINES])))
+    return [found[int(place)] for place in np.linspace(0, len(found) - 1, min(places, len(found)))]
+
+
+def quality(written: list[str], wanted: list[str]) -> dict[str, float]:
+    """Return the share of first lines that are right, and the similarity of one line and of all (1: the same text)."""
+
+    def similarity(lines: int) -> float:
+        pairs = [
+            ["\n".join(text.splitlines()[:lines]).rstrip() for text in pair] for pair in zip(written, wanted, strict=True)
+        ]
+        return round(float(np.mean([SequenceMatcher(None, *pair, autojunk=False).ratio() for pair in pairs])), 3)
+
+    firsts = [[text.splitlines()[:1] for text in pair] for pair in zip(written, wanted, strict=True)]
+    exact = np.mean([one == other for one, other in firsts])
+    return {"line right": round(float(exact), 3), "line similar": similarity(1), f"{LINES} lines similar": similarity(LINES)}
 
 
 def token_times(memory: TextMemory, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
@@ -94,17 +299,13 @@ def token_times(memory: TextMemory, model: Any, tokenizer: Any) -> list[dict[str
     settings = {"max_new_tokens": GENERATED, "min_new_tokens": GENERATED, "do_sample": False, "pad_token_id": 0}
     processor = memory.processor()
     contestants = {
-        "nothing": lambda: model.generate(**inputs, **settings),
-        "memory": lambda: model.generate(**inputs, **settings, logits_processor=[processor]),
+        "none": lambda: model.generate(**inputs, **settings),
+        "all": lambda: model.generate(**inputs, **settings, logits_processor=[processor]),
     }
     timed = alternately(contestants, ROUNDS, warmup=2)
-    factor = ratio(timed["memory"]["rounds"], timed["nothing"]["rounds"])
+    factor = ratio(timed["all"]["rounds"], timed["none"]["rounds"])
     return [
-        {
-            "beside the text": f"{name}, generating",
-            "stored tokens": len(memory),
-            "ms a token": round(1000 * each["median_seconds"] / GENERATED, 1),
-        }
-        | ({"times nothing": factor} if name == "memory" else {})
+        {"memories": name, "stored tokens": len(memory), "ms a token": round(1000 * each["median_seconds"] / GENERATED, 1)}
+        | ({"times nothing": factor} if name == "all" else {})
         for name, each in timed.items()
     ]
