@@ -96,7 +96,9 @@ def cut(source: Path, folder: Path, characters: int) -> None:
     texts = [(text.name, text.content) for text in read_texts([source])]
     if len(texts) == 1:
         name, content = texts[0]
-        texts = [(f"{first:09}{Path(name).suffix}", content[first : first + CHAPTER]) for first in range(0, len(content), CHAPTER)]
+        texts = [
+            (f"{first:09}{Path(name).suffix}", content[first : first + CHAPTER]) for first in range(0, len(content), CHAPTER)
+        ]
     else:
         texts.sort(key=lambda text: xxhash.xxh3_64_intdigest(text[0].removeprefix(str(source.resolve())).encode()))
     whole = min(sum(len(content) for _, content in texts), characters)
@@ -282,9 +284,7 @@ def quality(written: list[str], wanted: list[str]) -> dict[str, float]:
     """Return the share of first lines that are right, and the similarity of one line and of all (1: the same text)."""
 
     def similarity(lines: int) -> float:
-        pairs = [
-            ["\n".join(text.splitlines()[:lines]).rstrip() for text in pair] for pair in zip(written, wanted, strict=True)
-        ]
+        pairs = [["\n".join(text.splitlines()[:lines]).rstrip() for text in pair] for pair in zip(written, wanted, strict=True)]
         return round(float(np.mean([SequenceMatcher(None, *pair, autojunk=False).ratio() for pair in pairs])), 3)
 
     firsts = [[text.splitlines()[:1] for text in pair] for pair in zip(written, wanted, strict=True)]

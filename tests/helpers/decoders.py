@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from trime.text_memory.memory import TextMemory
+from trime.text_memory.memory import WEIGHTS, TextMemory
 
 FAMILIES = [
     *("GPT2", "GPTNeoX", "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma2", "Gemma3Text", "Phi3"),
@@ -67,6 +68,11 @@ def write_texts(folder: Path, seeds: range) -> Path:
     for seed in seeds:
         (folder / f"{seed}.py").write_text(text_of(seed))
     return folder
+
+
+def take_weights(memory: TextMemory, fitted: TextMemory) -> None:
+    """Give a memory the weights that were fitted with another one: to fit takes longer than all else in a test."""
+    shutil.copy(fitted.folder / WEIGHTS, memory.folder)
 
 
 @pytest.fixture(scope="session")

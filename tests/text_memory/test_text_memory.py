@@ -6,6 +6,7 @@ import gc
 import html
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.helpers.decoders import FAMILIES, model_of, text_of, tokenizer_of
+from tests.helpers.decoders import FAMILIES, model_of, take_weights, text_of, tokenizer_of
 from trime.errors import UserError
 from trime.text_memory.memory import TextMemory
 
@@ -27,13 +28,16 @@ def step(memory: TextMemory, model: Any, ids: torch.Tensor, **inputs: Any) -> to
 
 
 @pytest.mark.parametrize("kind, tied", [*((kind, False) for kind in FAMILIES), ("Llama", True), ("Gemma2", True)])
-def test_generate_has_the_evaluated_distribution(kind: str, tied: bool, texts: Path, tmp_path: Path) -> None:
+def test_generate_has_the_evaluated_distribution(
+    kind: str, tied: bool, fitted: TextMemory, texts: Path, tmp_path: Path
+) -> None:
     """For every family of decoders, with the output layer its own or the embedding's; it is a distribution."""
     tokenizer = tokenizer_of(tmp_path, begins=kind in ("Llama", "Gemma2", "Gemma3Text"))
     model = model_of(kind, len(tokenizer), **({"tie_word_embeddings": True} if tied else {}))
     memory = TextMemory(model, tokenizer, tmp_path / "memory", window=400, overlap=100)
     memory.add([texts / "stored"])
-    worth = memory.fit([texts / "held_out"])
+    take_weights(memory, fitted)
+    worth = memory.evaluate([texts / "test"])
     assert worth.perplexity["all"] < worth.perplexity["model"] / 4
     text = (texts / "test" / "20.py").read_text()[:200]
     scored, ids = memory.score(text), torch.from_numpy(memory.decoder.encode(text))
@@ -103,7 +107,9 @@ def test_a_page_shows_every_token_with_its_sources(fitted: TextMemory, texts: Pa
     assert "<title>A &amp; B</title>" in page and "<b>lock" not in page and str(texts / "stored") in page
 
 
-def test_a_removed_document_leaves_no_trace(model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+def test_a_removed_document_leaves_no_trace(
+    fitted: TextMemory, model: Any, tokenizer: Any, texts: Path, tmp_path: Path
+) -> None:
     """A memory to which a text was added and from which it was removed answers as one that never had it."""
     secret = tmp_path / "secret.py"
     secret.write_text(text_of(99).replace("return", "xylophone"))
@@ -115,7 +121,7 @@ def test_a_removed_document_leaves_no_trace(model: Any, tokenizer: Any, texts: P
             memory.add(secret)
             assert memory.count("xylophone") == 60
             assert memory.remove(str(secret)) == 1
-        memory.fit(texts / "held_out")
+        take_weights(memory, fitted)
         memories.append(memory)
     text = text_of(99).replace("return", "xylophone")
     assert torch.equal(memories[0].score(text), memories[1].score(text))
@@ -124,6 +130,14 @@ def test_a_removed_document_leaves_no_trace(model: Any, tokenizer: Any, texts: P
     assert not any(b"secret.py" in file.read_bytes() for file in files)
     with pytest.raises(UserError, match="holds no document"):
         memories[0].remove(str(secret))
+
+
+def test_a_memory_that_was_deleted_is_told(model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+    memory = TextMemory(model, tokenizer, tmp_path / "memory", knn=False)
+    memory.add(texts / "stored")
+    shutil.rmtree(tmp_path / "memory")
+    with pytest.raises(UserError, match="no text memory any more"):
+        memory.count("    def")
 
 
 def test_readers_see_what_took_the_place_of_another(model: Any, tokenizer: Any, tmp_path: Path) -> None:
@@ -200,12 +214,12 @@ def test_the_page_runs_as_printed(
 
 
 @pytest.mark.parametrize("kind", ["queries", "keys"])
-def test_contexts_that_overflow_are_told(kind: str, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+def test_contexts_that_overflow_are_told(kind: str, fitted: TextMemory, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
     model = model_of("Llama", len(tokenizer))
     memory = TextMemory(model, tokenizer, tmp_path / "memory")
     if kind == "queries":
         memory.add(texts / "stored")
-        memory.fit(texts / "held_out")
+        take_weights(memory, fitted)
     model.model.norm.weight.data.fill_(math.inf)
     with pytest.raises(UserError, match="NaN or infinity"):
         if kind == "queries":
@@ -233,7 +247,7 @@ def test_names_are_places(model: Any, tokenizer: Any, tmp_path: Path, monkeypatc
     assert memory.remove(Path("../one/read.me").resolve()) == 1 and memory.names == []
 
 
-def test_a_token_long_text_scales_nothing(model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+def test_a_token_long_text_scales_nothing(fitted: TextMemory, model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
     """The scale of contexts does not depend on what is added first, so that the order of adding changes nothing."""
     (tmp_path / "tiny.txt").write_text("ab")
     scores = []
@@ -241,7 +255,7 @@ def test_a_token_long_text_scales_nothing(model: Any, tokenizer: Any, texts: Pat
         memory = TextMemory(model, tokenizer, tmp_path / name, window=100, overlap=28)
         for part in order:
             memory.add(tmp_path / "tiny.txt" if part == "tiny" else texts / "stored")
-        memory.fit(texts / "held_out")
+        take_weights(memory, fitted)
         scores.append(memory.score(text_of(20)))
     torch.testing.assert_close(*scores, atol=1e-3, rtol=1e-3)
 
@@ -317,6 +331,10 @@ def test_misuse_is_one_line(fitted: TextMemory, model: Any, tokenizer: Any, text
         ("no file or folder", lambda: fitted.add(tmp_path / "nowhere")),
         ("at least two", lambda: fitted.score("")),
         ("at least one", lambda: fitted.count("")),
+        ("limit=-1", lambda: fitted.find("def", -1)),
+        ("pass token numbers", lambda: fitted.explain("some text")),
+        ("first=-3", lambda: fitted.explain([[5, 6]], -3)),
+        ("cannot make", lambda: TextMemory(model, tokenizer, tmp_path / "taken" / "file" / "memory")),
         ("training mode", lambda: TextMemory(model_of("Llama", len(tokenizer)).train(), tokenizer, tmp_path / "new")),
         ("own model", lambda: fitted.processor()(torch.tensor([[5]] * 7), torch.zeros(7, len(tokenizer)))),
     ]
@@ -329,11 +347,9 @@ def test_misuse_is_one_line(fitted: TextMemory, model: Any, tokenizer: Any, text
 @pytest.mark.parametrize(
     "file", ["memory.json", "text.npy", "suffixes.npy", "key.npy", "documents.json", "weights.safetensors"]
 )
-def test_a_damaged_memory_is_told(file: str, model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
-    memory = TextMemory(model, tokenizer, tmp_path / "memory")
-    memory.add(texts / "stored" / "0.py")
-    memory.fit(texts / "held_out")
-    (path,) = (tmp_path / "memory").rglob(file)
+def test_a_damaged_memory_is_told(file: str, fitted: TextMemory, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    shutil.copytree(fitted.folder, tmp_path / "memory")
+    path, *_ = sorted((tmp_path / "memory").rglob(file))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(UserError, match=r"damaged|missing|does not describe"):
-        TextMemory(model, tokenizer, tmp_path / "memory").score("some text")
+        TextMemory(model, tokenizer, tmp_path / "memory", window=100, overlap=28).score("some text")

@@ -17,7 +17,7 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
-from trime.common.checks import shown
+from trime.common.checks import check_number, shown
 from trime.common.io import write_tensors
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
@@ -298,6 +298,7 @@ class TextMemory:
 
     def find(self, text: str, limit: int = 10) -> list[tuple[Source, str]]:
         """Return up to ``limit`` places of a text in the memory, each with its surroundings."""
+        check_number("limit", limit, at_least=1, whole=True)
         tokens, experts = self.pieces_of(text), self.experts()
         found: list[tuple[Source, str]] = []
         for number, segment in enumerate(experts.segments):
@@ -329,22 +330,24 @@ class TextMemory:
             if before is not None:
                 model.generate = before
 
-    def explain(self, output: Int[Tensor, "*b l"], first: int = 1, sources: int = 3) -> list[list[ExplainedToken]]:
-        """Return for each row of tokens, such as ``generate`` returns, where each came from; from number ``first`` on."""
+    def explain(self, output: Any, first: int = 1, sources: int = 3) -> list[list[ExplainedToken]]:
+        """Return for each row of tokens, such as ``generate`` returns, where each came from; from number ``first`` on.
+
+        ``output``: token numbers [l] or [b l]; UserError for anything else.
+        """
         experts, mixture = self.experts(), self.mixture()
-        rows = torch.as_tensor(output).reshape(-1, torch.as_tensor(output).shape[-1]).cpu().numpy().astype(np.int64)
+        check_number("first", first, at_least=0, whole=True)
+        check_number("sources", sources, at_least=0, whole=True)
         result = []
-        for row in rows:
+        for row in rows_of(output).numpy():
             tokens = self.decoder.without_padding(row)
             begin = max(first - (len(row) - len(tokens)), 1)
             result.append(self.explain_row(self.decoder.without_end(tokens), begin, sources, experts, mixture))
         return result
 
-    def explain_page(
-        self, file: str | Path, output: Int[Tensor, "*b l"], first: int = 1, title: str = "Where each token came from"
-    ) -> Path:
+    def explain_page(self, file: str | Path, output: Any, first: int = 1, title: str = "Where each token came from") -> Path:
         """Write a page that explains the first row of ``output`` from token ``first`` on; return its file."""
-        row = torch.as_tensor(output).reshape(-1, torch.as_tensor(output).shape[-1])[0]
+        row = rows_of(output)[0]
         (tokens,) = self.explain(row, first)
         given = self.decoder.tokenizer.decode(row[: max(first, 1)].tolist(), skip_special_tokens=True)
         return write_page(file, title, tokens, given)
@@ -375,6 +378,17 @@ class TextMemory:
         """Return the text around a source, tokens on both sides."""
         around = experts.segments[segment].around(source.place, SHOWN)
         return str(self.decoder.tokenizer.decode(around.tolist()))
+
+
+def rows_of(output: Any) -> Int[Tensor, "b l"]:
+    """Return rows of tokens; UserError where ``output`` is something else."""
+    try:
+        rows = torch.as_tensor(output)
+    except (TypeError, ValueError, RuntimeError):
+        rows = torch.zeros(0)
+    if not rows.numel() or rows.is_floating_point():
+        raise UserError(f"output={shown(output)}: pass token numbers, as generate or the tokenizer returns them")
+    return rows.reshape(-1, rows.shape[-1]).cpu().long()
 
 
 def checksum_of_text(text: Text) -> str:

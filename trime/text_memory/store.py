@@ -37,7 +37,10 @@ class TextStore:
         if not (folder / MANIFEST).exists():
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise UserError(f"{folder} is no text memory, and not empty: name another folder")
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"cannot make {folder}: {error.strerror}; name another folder") from None
             self.write([])
         for name, value in self.read()["identity"].items():
             if identity[name] != value:
@@ -65,7 +68,10 @@ class TextStore:
     def segments(self) -> list[Segment]:
         """Return the segments as they are now, the oldest first; another process may have added some."""
         for attempt in range(ATTEMPTS):
-            state = (self.folder / MANIFEST).stat()
+            try:
+                state = (self.folder / MANIFEST).stat()
+            except OSError:
+                raise UserError(f"{self.folder} holds no text memory any more: open it again to make a new one") from None
             if (state.st_ino, state.st_mtime_ns) != self.manifest_state:
                 try:
                     names = self.read()["segments"]
