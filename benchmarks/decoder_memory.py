@@ -285,7 +285,7 @@ def quality(written: list[str], wanted: list[str]) -> dict[str, float]:
 
     def similarity(lines: int) -> float:
         pairs = [["\n".join(text.splitlines()[:lines]).rstrip() for text in pair] for pair in zip(written, wanted, strict=True)]
-        return round(float(np.mean([SequenceMatcher(None, *pair, autojunk=False).ratio() for pair in pairs])), 3)
+        return round(float(np.mean([SequenceMatcher(None, pair[0], pair[1], autojunk=False).ratio() for pair in pairs])), 3)
 
     firsts = [[text.splitlines()[:1] for text in pair] for pair in zip(written, wanted, strict=True)]
     exact = np.mean([one == other for one, other in firsts])

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def make_config(options: argparse.Namespace, keys: str, *more: str) -> DictConfig:
     """Return the configuration for a number of keys, with one value for everything that would be tuned."""
-    text = ["dataset=folder", f"dataset.path={options.path}"] if options.path else []
+    text = ["dataset=folder_words", f"dataset.path={options.path}"] if options.path else []
     overrides = [
         *("experiment=trime_ext", f"model={options.model}", "size=small", *text),
         *(f"train.updates={options.updates}", f"datastore.tokens={keys}", f"evaluate.tokens={options.tokens}"),

@@ -58,7 +58,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
         Step(
             "trainings",
             [
-                *(*run, "table=main", "size=paper_7m", "dataset=folder", f"dataset.path={options.text}", outputs),
+                *(*run, "table=main", "size=paper_7m", "dataset=folder_words", f"dataset.path={options.text}", outputs),
                 *(f"train.updates={options.updates}", "evaluate.lines=false", "index=auto", f"report.keep={GPU / 'main'}"),
                 *("evaluate.sample=documents", "evaluate.tokens=100k", "datastore.tokens=2M"),  # minutes, not hours
             ],

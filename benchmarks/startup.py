@@ -66,7 +66,7 @@ def profiles(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
             lines = "\n".join(" ".join(f"w{word}" for word in line) for line in words[part : part + 500])
             (text / split / f"{number:05d}.txt").write_text(lines)
     overrides = [
-        *("experiment=trime_ext", "size=small", "train.updates=1", "logger=none", "dataset=folder"),
+        *("experiment=trime_ext", "size=small", "train.updates=1", "logger=none", "dataset=folder_words"),
         *(f"dataset.path={text}", f"paths.data={folder}/data", f"paths.outputs={folder}/outputs"),
         *(f"evaluate.tokens={options.scored}", f"datastore.tokens={options.keys}", "trainer.enable_progress_bar=false"),
         f"trainer.accelerator={'cpu' if options.device == 'cpu' else 'gpu'}",

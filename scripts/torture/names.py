@@ -117,7 +117,12 @@ def prepared(hostile: Hostile, split: bool) -> Case:
                 (folder / f"plain{number}.txt").write_text(TEXT)
         hostile(folders[0])
         words = ["experiment=trime", "size=tiny", "train.updates=1", "logger=none", "trainer.enable_progress_bar=false"]
-        words += ["dataset=folder", f"dataset.path={text}", f"paths.data={temporary}/data", f"paths.outputs={temporary}/out"]
+        words += [
+            "dataset=folder_words",
+            f"dataset.path={text}",
+            f"paths.data={temporary}/data",
+            f"paths.outputs={temporary}/out",
+        ]
         config = compose_config(*words, "vocabulary.min_count=0", "evaluate.tokens=200")
         made = Path(temporary) / "out" / "runs"
 

@@ -122,4 +122,4 @@ def test_parts_are_checked_by_what_they_name(override: str) -> None:
 
 def test_arguments_that_fit_are_accepted() -> None:
     """A whole number is a number, a text may be missing until it is needed, and other objects are not judged."""
-    check_parts(plain(composed("dataset=folder", "mixture.model.hidden=8", "schedule.peak=1")))
+    check_parts(plain(composed("dataset=folder_words", "mixture.model.hidden=8", "schedule.peak=1")))

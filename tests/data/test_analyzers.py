@@ -64,7 +64,7 @@ def nearest_lines(folder: Path, analyzer: str, tiny: Callable[..., DictConfig], 
         (folder / "text" / split).mkdir(parents=True, exist_ok=True)
         (folder / "text" / split / "a.txt").write_text("\n".join(LINES) + "\n")
     overrides = [f"dataset.path={folder}/text", f"neighbours.analyzer={analyzer}", f"paths.data={folder}/{analyzer}", *more]
-    config = tiny("experiment=trime_ext", "dataset=folder", "segments.length=8", "vocabulary.min_count=1", *overrides)
+    config = tiny("experiment=trime_ext", "dataset=folder_words", "segments.length=8", "vocabulary.min_count=1", *overrides)
     graph = Graph(config)
     for artefact in [*graph.made_by("prepare"), *graph.made_by("pack")]:
         artefact.make()

@@ -13,7 +13,6 @@ from trime.data.byte_pairs import BytePairs
 from trime.lab.runner import run
 from trime.stages.graph import Graph
 
-pytest.importorskip("tokenizers", reason="the extra mt")
 TEXT = ["the cat sat on the mat\n", "  and the  naïve dog\tran — to 東京\n", "\n"]
 LINES = [line.encode() for line in TEXT]
 
@@ -40,8 +39,8 @@ def test_text_comes_back_as_it_was(learned: BytePairs, tmp_path: Path) -> None:
 
 def test_a_run_on_byte_pairs(tiny: Callable[..., DictConfig], text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No token is unknown, other text is read in the same pieces, and a prompt is continued in letters."""
-    own = ["dataset=folder_pieces", f"dataset.path={text_folder}", "vocabulary.max_size=320"]
-    other = ["dataset@evaluate.dataset=folder", f"evaluate.dataset.path={text_folder}"]
+    own = ["dataset=folder", f"dataset.path={text_folder}", "vocabulary.max_size=320"]
+    other = ["dataset@evaluate.dataset=folder_words", f"evaluate.dataset.path={text_folder}"]
     for words in (own, [*own, *other]):
         config = tiny("experiment=trime", *words)
         run(config)

@@ -28,7 +28,7 @@ def overrides(case: dict[str, Any]) -> list[str]:
         *(FAITHFUL if published else FAITHFUL[1:]),
         f"checkpoint={checkpoint(case['model'])}",
         f"dictionary={text}/dict.txt",
-        "dataset=folder",
+        "dataset=folder_words",
         f"dataset.path={text}/text",
         "dataset.tokenizer._target_=trime.data.tokenizers.Whitespace",
         f"evaluate.block={case['block']}",

@@ -40,7 +40,7 @@ def test_artefacts_of_ray_are_those_of_one_process(
     cut_small()
     monkeypatch.setattr(language_model, "open_job", open_small_parts)
     contents = []
-    text = "dataset=folder", f"dataset.path={text_folder}", f"paths.data={tmp_path}/data"
+    text = "dataset=folder_words", f"dataset.path={text_folder}", f"paths.data={tmp_path}/data"
     for engine, stages in (
         ("local", "prepare,pack,fit,encode,datastore,tune,evaluate"),
         ("ray", "pack,encode,datastore,tune,evaluate"),

@@ -163,8 +163,8 @@ def test_a_mistake_is_one_line_that_names_its_setting(line: str, tiny: Tiny) -> 
 
 
 def test_mistakes_in_a_text_are_told_before_training(said: Said, text_folder: Path, tmp_path: Path) -> None:
-    own = ("experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}")
-    assert "dataset.path" in said("dataset=folder", f"dataset.path={tmp_path}/nowhere", where=tmp_path)
+    own = ("experiment=knn_lm", "dataset=folder_words", f"dataset.path={text_folder}")
+    assert "dataset.path" in said("dataset=folder_words", f"dataset.path={tmp_path}/nowhere", where=tmp_path)
     assert "wiki.train.tokens" in said("dataset=wikitext103", f"dataset.path={tmp_path}", where=tmp_path)
     assert "segments.length" in said(*own, "segments.length=5000", "model.backbone.positions=5000", where=tmp_path)
     for wrong, told in (("index.factory=IVF999_SQ8", "fewer cells"), ("index.k=9999999", "lower index.k")):
@@ -179,7 +179,7 @@ def test_mistakes_in_a_text_are_told_before_training(said: Said, text_folder: Pa
 def test_artefacts_of_another_model_are_refused(said: Said, language: SharedRun, text_folder: Path) -> None:
     graph = language.graph
     model, store = graph.model.path(), graph.store_of(graph.config).path()
-    assert "another vocabulary" in said(f"checkpoint={model}", "dataset=folder", f"dataset.path={text_folder}")
+    assert "another vocabulary" in said(f"checkpoint={model}", "dataset=folder_words", f"dataset.path={text_folder}")
     assert "holds no model" in said(f"checkpoint={text_folder}")
     assert "another model" in said("experiment=trime_ext", f"datastore.path={store}")
     assert "not a datastore" in said("experiment=knn_lm", f"datastore.path={graph.tune.path()}")

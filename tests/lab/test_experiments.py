@@ -176,8 +176,8 @@ def test_stages_alone_are_skipped_when_done_and_ask_for_what_is_missing(
 
 def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
     """TRIME's domain adaptation: model of one corpus, memory and test text of another."""
-    other = ["dataset@evaluate.dataset=folder", f"evaluate.dataset.path={text_folder}", "evaluate.dataset.suffix=.txt"]
-    store = ["dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "datastore.dataset.suffix=.txt"]
+    other = ["dataset@evaluate.dataset=folder_words", f"evaluate.dataset.path={text_folder}", "evaluate.dataset.suffix=.txt"]
+    store = ["dataset@datastore.dataset=folder_words", f"datastore.dataset.path={text_folder}", "datastore.dataset.suffix=.txt"]
     config = tiny("experiment=knn_lm", "mixture=none", *other, *store)
     run(config)
     results = json.loads((Graph(config).run_folder / "results.json").read_text())
@@ -192,14 +192,18 @@ def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Callable[..., Di
 @pytest.mark.parametrize(
     ("words", "hidden"),
     [
-        (["dataset@evaluate.dataset=folder", "evaluate.dataset.path=TEXT", "datastore.split=valid"], [True, False]),
-        (["dataset=folder", "dataset.path=TEXT", "datastore.split=test"], [False, True]),  # under another name
+        (["dataset@evaluate.dataset=folder_words", "evaluate.dataset.path=TEXT", "datastore.split=valid"], [True, False]),
+        (["dataset=folder_words", "dataset.path=TEXT", "datastore.split=test"], [False, True]),  # under another name
     ],
 )
 def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
     words: list[str], hidden: list[bool], tiny: Callable[..., DictConfig], text_folder: Path
 ) -> None:
-    store = "dataset@datastore.dataset=folder", f"datastore.dataset.path={text_folder}", "stages=[prepare,fit,encode,datastore]"
+    store = (
+        "dataset@datastore.dataset=folder_words",
+        f"datastore.dataset.path={text_folder}",
+        "stages=[prepare,fit,encode,datastore]",
+    )
     graph = Graph(tiny("experiment=knn_lm", *store, *(word.replace("TEXT", str(text_folder)) for word in words)))
     run(graph.config)
     graph.test.make()
@@ -223,7 +227,7 @@ def test_documents_of_test_in_a_given_datastore_are_said(tiny: Callable[..., Dic
     """Also where the datastore holds only the starts of its documents."""
     settings = (
         "experiment=knn_lm",
-        "dataset=folder",
+        "dataset=folder_words",
         f"dataset.path={text_folder}",
         "dataset.suffix=.txt",
         "datastore.tokens=900",
@@ -237,7 +241,7 @@ def test_documents_of_test_in_a_given_datastore_are_said(tiny: Callable[..., Dic
 
 
 def test_index_backends(tiny: Callable[..., DictConfig], text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = ["experiment=knn_lm", "mixture=none", "index.nprobe=16", "dataset=folder", f"dataset.path={text_folder}"]
+    few = ["experiment=knn_lm", "mixture=none", "index.nprobe=16", "dataset=folder_words", f"dataset.path={text_folder}"]
     monkeypatch.setattr(indices, "EXACT_UP_TO", 100)
     factories = {"null": 0, "Flat": 1e-4, "Flat index.rescore=true": 1e-4, "IVF16_SQ8": 0.05, "auto": 0.05}
     losses = [run(tiny(*few, *f"index.factory={factory}".split())).loss for factory in factories]
@@ -251,7 +255,7 @@ def test_index_backends(tiny: Callable[..., DictConfig], text_folder: Path, monk
 def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(
     tiny: Callable[..., DictConfig], tmp_path: Path, text_folder: Path
 ) -> None:
-    few = ["experiment=knn_lm", "dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}"]
+    few = ["experiment=knn_lm", "dataset=folder_words", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}"]
     losses, sizes = [], []
     for dtype in ("float16", "int8"):
         config = tiny(*few, f"datastore.dtype={dtype}")
@@ -308,7 +312,10 @@ def test_a_killed_encoding_writes_the_same_bytes(
     for place in ("broken", "whole"):
         graph = Graph(
             tiny(
-                f"experiment={experiment}", "dataset=folder", f"dataset.path={text_folder}", f"paths.outputs={tmp_path / place}"
+                f"experiment={experiment}",
+                "dataset=folder_words",
+                f"dataset.path={text_folder}",
+                f"paths.outputs={tmp_path / place}",
             )
         )
         encoded = graph.valid

@@ -30,7 +30,12 @@ def test_the_text_of_ngrams_is_prepared_without_a_datastore(
     text_folder: Path, tiny: Callable[..., DictConfig], tmp_path: Path
 ) -> None:
     """The memory ngram reads datastore.dataset, whether or not a row searches an index over it."""
-    words = ["experiment=ngram_lm", "dataset=stdlib_tiny", "dataset@datastore.dataset=folder", f"paths.data={tmp_path}/data"]
+    words = [
+        "experiment=ngram_lm",
+        "dataset=stdlib_tiny",
+        "dataset@datastore.dataset=folder_words",
+        f"paths.data={tmp_path}/data",
+    ]
     config = tiny(*words, f"datastore.dataset.path={text_folder}", f"paths.outputs={tmp_path}/outputs")
     graph = Graph(config)
     assert not graph.memories.datastores and graph.text_of(config) in graph.made_by("prepare")

@@ -125,7 +125,7 @@ def test_test_text_in_the_datastore_is_caught(tiny: Tiny, text_folder: Path) -> 
     shutil.copy(text_folder / "test" / "1.txt", text_folder / "train" / "9.txt")
     config = tiny(
         "experiment=knn_lm",
-        "dataset=folder",
+        "dataset=folder_words",
         f"dataset.path={text_folder}",
         "datastore.tokens=null",
         "index.k=8",

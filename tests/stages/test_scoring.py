@@ -45,7 +45,7 @@ def figures(config: DictConfig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def test_parts_give_the_figures_of_one_pass(
     words: tuple[str, ...], tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "dataset=folder", f"dataset.path={text_folder}"
+    text = "dataset=folder_words", f"dataset.path={text_folder}"
     config = tiny(*words, *text, f"paths.outputs={tmp_path}/outputs", f"stages=[{STAGES}]")
     (whole, tuned_whole) = figures(config)
     monkeypatch.setattr(scoring, "PART", 200)
@@ -60,7 +60,7 @@ def test_a_replay_in_parts_is_that_of_the_whole_text(
     tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part that is there already is not made again."""
-    text = "dataset=folder", f"dataset.path={text_folder}"
+    text = "dataset=folder_words", f"dataset.path={text_folder}"
     config = tiny("experiment=trime_long", *text, "mixture=none", "stages=[prepare,pack,fit,encode,tune,record]")
     config.replay.policies = ["fifo", "lra_sum"]
     run(config)
@@ -90,7 +90,7 @@ def equal(one: Any, other: Any) -> bool:
 def test_parts_begin_where_nothing_is_carried(
     tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "dataset=folder", f"dataset.path={text_folder}"
+    text = "dataset=folder_words", f"dataset.path={text_folder}"
     text += ("evaluate.sample=starts",)  # of more documents than whole ones would be
     config = tiny("experiment=cache", *text, f"paths.outputs={tmp_path}/outputs", "stages=[prepare,fit,encode]")
     run(config)

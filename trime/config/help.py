@@ -30,7 +30,7 @@ Stages, in order (stages=[fit,encode] runs some of them; what exists is not made
 and by name: audit, export, generate, init_small, train_small, answer, record, replay, plan; list, disk, prune, ledger
 
 Often changed:
-  dataset=folder dataset.path=DIR   your own .txt files      train.updates=N     length of training
+  dataset=folder dataset.path=DIR   your own text files      train.updates=N     length of training
   evaluate.tokens=N                 score less text          datastore.tokens=N  a smaller store
   index=exact                       no approximation         logger=csv|none     without W&B; logger.offline=false: online
   stages=[report] report.runs='outputs/runs/**'              one table of several runs

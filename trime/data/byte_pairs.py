@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from trime.data.tokenizers import EOS, UNKNOWN, Whitespace
 from trime.errors import UserError, install_command
 
@@ -40,7 +42,7 @@ class BytePairs(LearnedPieces):
         """The trained tokenizers.Tokenizer; UserError if there is none yet."""
         if self.saved is None:
             raise UserError("byte pairs are learned from the training text: they cannot count tokens before (dataset.tokens)")
-        return library().Tokenizer.from_file(str(self.saved()))
+        return tokenizers.Tokenizer.from_file(str(self.saved()))
 
     def train(self, lines: Iterable[bytes], size: int | None, min_count: int) -> None:
         """Learn ``size`` pieces from text; those of pairs that occur less than ``min_count`` times are left out."""
@@ -56,7 +58,6 @@ class BytePairs(LearnedPieces):
 
 def train_pieces(texts: Iterable[str], size: int, **options: Any) -> Any:
     """Return a tokenizers.Tokenizer of at most ``size`` pieces, all bytes included; ``options`` are those of its trainer."""
-    tokenizers = library()
     pieces = tokenizers.Tokenizer(tokenizers.models.BPE())
     pieces.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     pieces.decoder = tokenizers.decoders.ByteLevel()
@@ -71,13 +72,14 @@ class JointBPE(LearnedPieces):
     """A byte-pair tokenizer shared by both languages; a word's first piece begins with a marker for the space."""
 
     def __init__(self, pieces: Any):
+        if find_spec("sacrebleu") is None:  # refused before the text is prepared, not when BLEU is computed hours later
+            raise UserError(f"translation needs the package sacrebleu: {install_command('mt')}")
         self.pieces = pieces  # a tokenizers.Tokenizer
         pieces.encode_special_tokens = True  # "<unk>" in a sentence is text
 
     @classmethod
     def train(cls, texts: Iterable[str], limit: int) -> JointBPE:
         """Train on texts, with at most ``limit`` pieces; punctuation is split off."""
-        tokenizers = library()
         pieces = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=UNKNOWN))
         splits = tokenizers.pre_tokenizers
         pieces.pre_tokenizer = splits.Sequence([splits.Metaspace(), splits.Punctuation()])
@@ -88,7 +90,7 @@ class JointBPE(LearnedPieces):
 
     @classmethod
     def load(cls, file: Path) -> JointBPE:
-        return cls(library().Tokenizer.from_file(str(file)))
+        return cls(tokenizers.Tokenizer.from_file(str(file)))
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         for line in lines:
@@ -113,14 +115,3 @@ class PresegmentedText(Whitespace):
     def text(self, symbols: list[str]) -> str:
         words = re.sub(r"@@( |$)", "", " ".join(symbol for symbol in symbols if symbol != EOS))
         return words if self.detokenizer is None else self.detokenizer.detokenize(words.split())
-
-
-def library() -> Any:
-    """Return the tokenizers library; UserError if it is missing, or sacrebleu, which translation needs later."""
-    for package in ("tokenizers", "sacrebleu"):
-        # Translation is refused before the text is prepared, not when BLEU is computed hours later.
-        if find_spec(package) is None:
-            raise UserError(f"byte pairs and translation need the package {package}: {install_command('mt')}")
-    import tokenizers
-
-    return tokenizers

@@ -58,7 +58,7 @@ def unsuitable_words(dataset: Dataset, statistics: dict[str, dict[str, Any]]) ->
         unknown = ", ".join(f"{100 * share:.1f} % of {name}" for name, share in shares.items())
         yield (
             f"{unknown} are <unk>, which is easy to predict, so that perplexity and bits per byte are too low: "
-            "dataset=folder_pieces (byte pairs) or folder_bytes has none, vocabulary.min_count=1 or a larger "
+            "dataset=folder (byte pairs) or folder_bytes has none, vocabulary.min_count=1 or a larger "
             "vocabulary.max_size has fewer"
         )
     splits = statistics.values()
@@ -66,7 +66,7 @@ def unsuitable_words(dataset: Dataset, statistics: dict[str, dict[str, Any]]) ->
     if share > MAX_UNSPACED and any(PHRASE in symbols for symbols in dataset.tokenizer.tokens([PHRASE.encode()])):
         yield (
             f"{100 * share:.0f} % of the text is in a script without spaces between words (Chinese, Japanese, Thai …), so that "
-            "whole phrases are taken for words: dataset=folder_pieces (byte pairs) or folder_bytes suits it"
+            "whole phrases are taken for words: dataset=folder (byte pairs) or folder_bytes suits it"
         )
 
 

@@ -64,7 +64,7 @@ class Vocabulary:
         if not chosen:
             raise UserError(
                 f"no symbol occurs {minimum} times: lower vocabulary.min_count, train on more text, or take "
-                "dataset=folder_pieces (byte pairs) for a script without spaces between words"
+                "dataset=folder (byte pairs) for a script without spaces between words"
             )
         unknown += sum(counts.values()) - sum(count for _, count in chosen)
         symbols = [EOS, UNKNOWN, *(symbol for symbol, _ in chosen)]

@@ -37,7 +37,7 @@ FEW_DOCUMENTS = (
 MANY_UNKNOWN = 0.02  # share of unknown tokens above which perplexity and bits per byte are much too low
 UNKNOWN_NOTE = (
     "{:.1f} % of test is <unk>, which is easy to predict: perplexity and bits per byte are lower than those of a model that "
-    "reads every word, such as one of byte pairs (dataset=folder_pieces)."
+    "reads every word, such as one of byte pairs (dataset=folder)."
 )
 SYMBOLS = {  # the papers' symbols of tuned settings
     "temperature": "τ",
