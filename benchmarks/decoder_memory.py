@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from difflib import SequenceMatcher
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,14 @@ from trime.text_memory.decoder import Decoder, Read
 from trime.text_memory.experts import TEMPERATURES, Experts
 from trime.text_memory.memory import FOLDS, NOISE, TextMemory
 from trime.text_memory.mixing import mixed
-from trime.text_memory.worth import PART, Scored
+from trime.text_memory.worth import Scored
 
 WINDOW, BEFORE = 256, 512  # tokens of a scored window, and before it
 PASSAGE, PASSAGES = 256, 3  # tokens of a passage, and how many are put before a window or a prompt
 SHARES = {"stored": 0.76, "held_out": 0.1, "test": 0.14}
 CHAPTER = 8000  # characters of the parts that a single file is cut into
 RATE, RANK, LENGTH = 2e-4, 8, 512  # of LoRA: learning rate, rank, tokens of an update
+TIMED, PART = 4096, 512  # tokens that are timed; of a document that the bootstrap draws together
 LINES, SHOWN, BATCH = 4, 1500, 8  # lines that are completed, characters before them, prompts of a batch
 GENERATED, ROUNDS = 32, 7
 BOUND = 1.15  # of a token with memory, in tokens without
@@ -141,10 +141,10 @@ class Prompted(Decoder):
 
 def worth_rows(memory: TextMemory, folder: Path, load: Callable[[], Any]) -> list[dict[str, Any]]:
     """Return bits per byte of the test part under each set of memories, with nothing, passages or LoRA beside them."""
-    started, model, tokenizer = time.perf_counter(), memory.decoder.model, memory.decoder.tokenizer
+    model, tokenizer = memory.decoder.model, memory.decoder.tokenizer
     memory.add(folder / "texts" / "stored")
-    seconds = time.perf_counter() - started
     stored, experts = stored_texts(memory), memory.experts()
+    seconds = seconds_to_read(memory, stored)
     print(memory.fit(folder / "texts" / "held_out"))  # the weights that completions are written with
     rows = []
     memory.decoder = Decoder(model, tokenizer, WINDOW, BEFORE)
@@ -158,6 +158,17 @@ def worth_rows(memory: TextMemory, folder: Path, load: Callable[[], Any]) -> lis
     for row in rows:
         row |= {"stored tokens": len(memory), "seconds to store": round(seconds)}
     return rows
+
+
+def seconds_to_read(memory: TextMemory, texts: list[np.ndarray]) -> float:
+    """Return how long the model takes for all tokens of some texts, of which some thousands are read."""
+    tokens, started = 0, time.perf_counter()
+    for text in texts:
+        for read in memory.decoder.read(torch.from_numpy(text), logits=False):
+            tokens += len(read.context)
+        if tokens > TIMED:
+            break
+    return (time.perf_counter() - started) * len(memory) / tokens
 
 
 def stored_texts(memory: TextMemory) -> list[np.ndarray]:
@@ -179,15 +190,15 @@ def rows_beside(
     size = sum(len(text.content.encode()) for text in memory.held_out(folder / "texts" / "test", "text"))
     alone = test.masses.log_probability[:, 0]
     names, rows = [name for name in experts.sizes if name != skipped], []
-    for count in range(len(names) + 1):
-        for chosen in combinations(names, count):
-            losses = -(mixed_of(held_out, test, experts, chosen) if chosen else alone)
-            row: dict[str, Any] = {"memories": ", ".join(chosen) or "none", "beside the text": beside, "tokens": len(losses)}
-            row |= {"perplexity": round(math.exp(losses.double().mean()), 3)}
-            row |= {"bits per byte": round(float(losses.double().sum()) / math.log(2) / size, 4)}
-            if chosen:
-                row["less than alone"] = str(difference(test.masses.document, losses, -alone))
-            rows.append(row)
+    ngrams = tuple(name for name in names if name != "knn")
+    for chosen in dict.fromkeys([(), *((name,) for name in names), ngrams, tuple(names)]):
+        losses = -(mixed_of(held_out, test, experts, chosen) if chosen else alone)
+        row: dict[str, Any] = {"memories": ", ".join(chosen) or "none", "beside the text": beside, "tokens": len(losses)}
+        row |= {"perplexity": round(math.exp(losses.double().mean()), 3)}
+        row |= {"bits per byte": round(float(losses.double().sum()) / math.log(2) / size, 4)}
+        if chosen:
+            row["with less without"] = str(difference(test.masses.document, losses, -alone))
+        rows.append(row)
     return rows
 
 
