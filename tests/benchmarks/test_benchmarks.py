@@ -17,6 +17,7 @@ import torch
 
 from benchmarks import __main__, external, objective, packing
 from benchmarks.measure import Claim, alternately
+from tests.helpers.decoders import tokenizer_of, write_texts
 from tests.helpers.pretrained import save_model
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL
 
@@ -163,3 +164,11 @@ def test_step(bench: Bench) -> None:
     found = bench("step", "--model", "tiny", "--tokens", "256", "--rounds", "1")
     assert {row["what"] for row in found["rows"]} >= {"head", "trime, objective", "trime_ext step"}
     assert len(found["claims"]) == 3
+
+
+def test_ngrams_of_a_memory_are_counted(bench: Bench, tmp_path: Path) -> None:
+    """Beside infini-gram where it is installed, with the same answers."""
+    tokenizer_of(tmp_path).save_pretrained(tmp_path / "decoder")
+    words = "--model", str(tmp_path / "decoder"), "--texts", str(write_texts(tmp_path / "texts", range(3))), "--queries", "40"
+    row = bench("ngrams", *words)["rows"][0]
+    assert row["index of"] == "text memory" and row["tokens"] > 1000 and row["µs a count"] > 0 < row["µs a next"]
