@@ -44,6 +44,24 @@ def tokenizer_of(folder: Path, begins: bool = False) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=pairs, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
 
 
+def sentencepiece_of() -> Any:
+    """Return a tokenizer as SentencePiece makes it: a space before every text, and bytes for characters that it lacks."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    pairs = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    pairs.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    spaces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    pairs.decoder = decoders.Sequence(spaces)
+    pairs.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
+    pairs.train_from_iterator([text_of(seed) for seed in range(8)], trainer)
+    pairs.pre_tokenizer = None
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=pairs, **names)
+
+
 def model_of(kind: str, vocabulary: int, **settings: Any) -> Any:
     """Return a random decoder of a family."""
     import transformers

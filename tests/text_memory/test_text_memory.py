@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.helpers.decoders import FAMILIES, model_of, take_weights, text_of, tokenizer_of
+from tests.helpers.decoders import FAMILIES, model_of, sentencepiece_of, take_weights, text_of, tokenizer_of
 from trime.errors import UserError
 from trime.text_memory.memory import TextMemory
 
@@ -45,6 +45,28 @@ def test_generate_has_the_evaluated_distribution(
         row = step(memory, model, ids[None, :number])
         assert row.exp().sum() == pytest.approx(1, abs=1e-4)
         assert float(row[0, ids[number]]) == pytest.approx(float(scored[number - 1]), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["peft", "bfloat16", "float16"])
+def test_adapted_and_half_precision_models(kind: str, fitted: TextMemory, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+    """They generate the evaluated distribution too, up to the rounding of their contexts."""
+    model = model_of("Llama", len(tokenizer))
+    if kind == "peft":
+        peft = pytest.importorskip("peft", reason="the extra pretrained")
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).eval()
+    else:
+        model = model.to(getattr(torch, kind))
+    memory = TextMemory(model, tokenizer, tmp_path / "memory", window=400, overlap=100)
+    memory.add(texts / "stored")
+    take_weights(memory, fitted)
+    text = (texts / "test" / "20.py").read_text()[:200]
+    scored, ids = memory.score(text).exp(), torch.from_numpy(memory.decoder.encode(text))
+    for number in (7, 40):
+        probability = float(step(memory, model, ids[None, :number])[0, ids[number]].exp())
+        assert probability == pytest.approx(float(scored[number - 1]), abs=1e-4 if kind == "peft" else 0.02)
+    inputs = {"input_ids": ids[None, :20], "attention_mask": torch.ones(1, 20, dtype=torch.long)}
+    output = model.generate(**inputs, logits_processor=[memory.processor()], max_new_tokens=4, do_sample=False)
+    assert output.shape[1] > 20
 
 
 def test_rows_of_a_batch_do_not_depend_on_each_other(fitted: TextMemory, model: Any) -> None:
@@ -193,8 +215,27 @@ def test_a_prompt_may_end_within_a_token(fitted: TextMemory) -> None:
     whole = fitted.generate("    def lock_lock(self, lock):\n        return", max_new_tokens=6)
     within = fitted.generate("    def lock_lock(self, lock):\n        retu", max_new_tokens=7)
     assert within.startswith("rn") and within[2:6] == whole[:4]
+    indented = fitted.generate("    def lock_lock(self, lock):\n        ", max_new_tokens=4)
+    assert not indented[0].isspace(), "an indentation is no part of a deeper one"
     several = fitted.generate(["    de", "    def lock_lock(self, lock):\n        retu"], max_new_tokens=7)
     assert several[0].startswith("f ") and several[1] == within
+
+
+def test_a_tokenizer_that_puts_a_space_before_texts(fitted: TextMemory, texts: Path, tmp_path: Path) -> None:
+    """Prompts are continued, texts found within lines, and tokens shown with the space that they begin with."""
+    tokenizer = sentencepiece_of()
+    memory = TextMemory(model_of("Llama", len(tokenizer)), tokenizer, tmp_path / "memory", window=400, overlap=100)
+    memory.add(texts / "stored")
+    take_weights(memory, fitted)
+    for end in ("    def", "    de", "    def lock_lock(self, lock):\n        retu"):
+        written = end + memory.generate(end, max_new_tokens=8)
+        assert re.search(r"    def \w+_\w+\(self|        return self\.", written), written
+    assert memory.generate("é 価", max_new_tokens=2) is not None
+    assert memory.count("        return") == memory.count(" return") == 240 and memory.count("return") == 0
+    assert all(" self." in text for text in memory.next("        return"))
+    ids = memory.decoder.encode("    def lock_queue(self, lock):\n        return")
+    shown = "".join(token.text for token in memory.explain(ids)[0])
+    assert shown == "    def lock_queue(self, lock):\n        return"[len(memory.decoder.text_of(ids[:1].tolist())) - 1 :]
 
 
 def test_the_page_runs_as_printed(

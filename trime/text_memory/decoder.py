@@ -119,6 +119,13 @@ class Decoder:
         anchor = self.tokenizer(ANCHOR, add_special_tokens=False).input_ids[-1:]
         return str(self.tokenizer.decode([*anchor, *tokens], clean_up_tokenization_spaces=False)).removeprefix(ANCHOR)
 
+    def inside(self, text: str) -> list[int]:
+        """Return the tokens of a text that continues another: without the space that some tokenizers put before every text."""
+        plain: list[int] = encode_text(self.tokenizer, text)
+        after_end = encode_text(self.tokenizer, f"\n{text}")
+        ways = [plain, encode_text(self.tokenizer, text[1:]), *(after_end[first:] for first in range(1, len(after_end)))]
+        return next((tokens for tokens in ways if self.text_of(tokens) == text), plain)
+
     def lines(self, tokens: np.ndarray) -> np.ndarray:
         """Return the line on which each token begins, counted from 1; line ends that a token begins with come before it."""
         distinct, inverse = np.unique(tokens, return_inverse=True)
@@ -159,9 +166,7 @@ class Pieces:
             for token, text in enumerate(texts)
         ]
 
-    def that_continue(self, text: str) -> Tensor:
-        """Return the tokens whose text begins with a text, or is its beginning."""
-        return torch.tensor(
-            [n for n, piece in enumerate(self.texts) if piece and (piece.startswith(text) or text.startswith(piece))],
-            dtype=torch.long,
-        )
+    def that_begin_with(self, text: str) -> list[int]:
+        """Return the tokens whose text begins with a text; after blanks, those that go on with something else."""
+        found = [token for token, piece in enumerate(self.texts) if piece.startswith(text)]
+        return [token for token in found if self.texts[token][len(text) :].strip()] if text.isspace() else found

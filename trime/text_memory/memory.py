@@ -21,7 +21,7 @@ from trime.common.checks import check_number, shown
 from trime.common.io import write_tensors
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
-from trime.data.datasets.files import Text
+from trime.data.datasets.files import Text, replaced
 from trime.data.texts import read_texts
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
@@ -309,10 +309,9 @@ class TextMemory:
 
     def pieces_of(self, text: str) -> np.ndarray:
         """Return the tokens of a part of a text; UserError where there are none."""
-        tokens = self.decoder.encode(text)[len(self.decoder.start) :]
-        if not len(tokens):
+        if not text:
             raise UserError("an empty text occurs everywhere: pass at least one token")
-        return tokens
+        return np.array(self.decoder.inside(replaced(text)), np.int64)
 
     @contextmanager
     def attach(self, model: Any) -> Iterator[None]:
@@ -367,9 +366,7 @@ class TextMemory:
                 found = experts.sources(before, query, token, limit)
                 shown = [(memory, source, self.surroundings(experts, segment, source)) for memory, segment, source in found]
                 explained.append(
-                    ExplainedToken(
-                        token, self.decoder.tokenizer.decode([token]), sum(parts.values()), parts, shown[: 2 * limit]
-                    )
+                    ExplainedToken(token, self.decoder.text_of([token]), sum(parts.values()), parts, shown[: 2 * limit])
                 )
             place += len(context)
         return explained

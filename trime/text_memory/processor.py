@@ -10,7 +10,7 @@ import torch
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
-from trime.text_memory.decoder import Decoder
+from trime.text_memory.decoder import ANCHOR, Decoder
 from trime.text_memory.experts import Experts
 from trime.text_memory.mixing import predict
 
@@ -55,7 +55,10 @@ class MemoryProcessor:
         return context
 
     def heal(self, input_ids: Int[Tensor, "b l"], scores: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
-        """Exclude tokens that do not continue the text which each row's continuation must begin with."""
+        """Exclude tokens that do not continue the text which each row's continuation must begin with.
+
+        Left are those that hold all of it, and more, and those with which the tokenizer would begin it.
+        """
         assert self.healed is not None
         self.begin = self.begin or input_ids.shape[1]
         repeats = len(scores) // len(self.healed)  # beams, or several continuations of a prompt
@@ -63,10 +66,15 @@ class MemoryProcessor:
             missing = self.healed[row // repeats]
             written = self.decoder.text_of(tokens)
             if len(written) < len(missing):
-                allowed = self.decoder.pieces.that_continue(missing[len(written) :])
-                if not len(allowed):
+                rest = missing[len(written) :]
+                # Any other beginning of the rest would leave letters that neither the model nor a memory has seen so cut. What
+                # follows blanks may take the last of them, and is no blank: an indentation stays as deep as it is.
+                begun = self.decoder.inside(rest + ANCHOR if rest.isspace() else rest)[0]
+                allowed = [begun] if rest.startswith(self.decoder.text_of([begun])) else []
+                allowed += self.decoder.pieces.that_begin_with(rest)
+                if not allowed:
                     continue
                 excluded = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
-                excluded[allowed.to(scores.device)] = False
+                excluded[torch.tensor(allowed, device=scores.device)] = False
                 scores[row].masked_fill_(excluded, -torch.inf)
         return scores
