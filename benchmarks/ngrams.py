@@ -137,14 +137,9 @@ def theirs(folder: Path, texts: list[np.ndarray]) -> tuple[dict[str, Any], dict[
         return int(engine.count(tokens)["count"])
 
     def following(tokens: list[int]) -> Any:
-        answer = engine.ntd(tokens, max_support=10**6)
-        found = answer["result_by_token_id"]
+        found = engine.ntd(tokens, max_support=10**6)["result_by_token_id"]
         # It returns nothing for what occurs hundreds of thousands of times.
-        return (
-            NO_ANSWER
-            if answer["prompt_cnt"] and not found
-            else sorted((t, n["cont_cnt"]) for t, n in found.items() if t != END)
-        )
+        return NO_ANSWER if not found and count(tokens) else sorted((t, n["cont_cnt"]) for t, n in found.items() if t != END)
 
     return row, {"count": count, "next": following}
 
