@@ -138,8 +138,8 @@ def theirs(folder: Path, texts: list[np.ndarray]) -> tuple[dict[str, Any], dict[
 
     def following(tokens: list[int]) -> Any:
         found = engine.ntd(tokens, max_support=10**6)["result_by_token_id"]
-        # It returns nothing for what occurs hundreds of thousands of times.
-        return NO_ANSWER if not found and count(tokens) else sorted((t, n["cont_cnt"]) for t, n in found.items() if t != END)
+        counted = sorted((token, each["cont_cnt"]) for token, each in found.items() if token != END)
+        return counted or NO_ANSWER  # also for what occurs hundreds of thousands of times
 
     return row, {"count": count, "next": following}
 
