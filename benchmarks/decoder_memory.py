@@ -31,12 +31,12 @@ from trime.data.texts import read_texts
 from trime.errors import UserError
 from trime.report.bootstrap import paired_bootstrap
 from trime.scoring.mixtures.adaptive import Adaptive
-from trime.scoring.mixtures.experts import ExpertMasses, concat_masses, folds
+from trime.scoring.mixtures.experts import concat_masses, folds
 from trime.text_memory.decoder import Decoder, Read
 from trime.text_memory.experts import TEMPERATURES, Experts
 from trime.text_memory.memory import FOLDS, NOISE, TextMemory
 from trime.text_memory.mixing import mixed
-from trime.text_memory.worth import Scored
+from trime.text_memory.worth import Scored, resampled_parts
 
 WINDOW, BEFORE = 256, 512  # tokens of a scored window, and before it
 PASSAGE, PASSAGES = 256, 3  # tokens of a passage, and how many are put before a window or a prompt
@@ -183,11 +183,12 @@ def rows_beside(
     beside: str, memory: TextMemory, folder: Path, experts: Experts, skipped: str | None = None
 ) -> list[dict[str, Any]]:
     """Return a row for each set of memories: weights are fitted to one part, for this decoder, and another is scored."""
-    parts = [memory.read_all(memory.held_out(folder / "texts" / part, "text"), experts) for part in ("held_out", "test")]
+    texts = [memory.held_out(folder / "texts" / part, "text") for part in ("held_out", "test")]
+    parts = [memory.read_all(each, experts) for each in texts]
     held_out, test = (
         Scored(concat_masses([each.masses for each in part]), torch.cat([each.features for each in part])) for part in parts
     )
-    size = sum(len(text.content.encode()) for text in memory.held_out(folder / "texts" / "test", "text"))
+    size = sum(len(text.content.encode()) for text in texts[1])
     alone = test.masses.log_probability[:, 0]
     names, rows = [name for name in experts.sizes if name != skipped], []
     ngrams = tuple(name for name in names if name != "knn")
@@ -204,24 +205,17 @@ def rows_beside(
 
 def mixed_of(held_out: Scored, test: Scored, experts: Experts, chosen: tuple[str, ...]) -> Float[Tensor, " n"]:
     """Return the log-probabilities of the test tokens under a mixture of the model and the chosen memories."""
-    owner = ["model", *(name for name, size in experts.sizes.items() for _ in range(size))]
-    kept = torch.tensor([name == "model" or name in chosen for name in owner])
-
-    def of_chosen(scored: Scored) -> Scored:
-        target, total, document = scored.masses
-        return Scored(ExpertMasses(target[:, kept], total[:, kept], document), scored.features)
-
-    held_out, test = of_chosen(held_out), of_chosen(test)
-    counts = [count for count, keep in zip(experts.counts, kept.tolist(), strict=True) if keep]
-    mixture = Adaptive(TEMPERATURES, history=[], least_deviation=NOISE)
-    mixture.fit(held_out.masses, folds(held_out.masses.document, FOLDS, 0), counts, 0, held_out.features)
-    return mixed(mixture, test)
+    mixture, (masses, counts) = (
+        Adaptive(TEMPERATURES, history=[], least_deviation=NOISE),
+        experts.chosen(held_out.masses, chosen),
+    )
+    mixture.fit(masses, folds(masses.document, FOLDS, 0), counts, 0, held_out.features)
+    return mixed(mixture, Scored(experts.chosen(test.masses, chosen)[0], test.features))
 
 
 def difference(document: Tensor, losses: Tensor, alone: Tensor) -> Any:
     """Return the difference in perplexity, with an interval over parts of documents."""
-    inside = torch.cat([torch.arange(int(count)) for count in document.unique_consecutive(return_counts=True)[1]])
-    part = np.unique(np.stack([document.numpy(), (inside // PART).numpy()], 1), axis=0, return_inverse=True)[1].ravel()
+    part = resampled_parts(document, PART)
     sums = [np.stack([np.bincount(part, each.double().numpy()), np.bincount(part)], 1) for each in (losses, alone)]
     return paired_bootstrap(np.stack(sums)[None], "perplexity")
 
@@ -259,8 +253,7 @@ def completion_rows(memory: TextMemory, files: list[Path], places: int) -> list[
     texts = [file.read_text() for file in sorted(files)]
     chosen = lines_to_complete(texts, places)
     prompted = Prompted(memory.decoder.model, memory.decoder.tokenizer, stored_texts(memory))
-    plain, fitted, rows = prompted, memory.mixture(), []
-    memory.decoder = plain
+    memory.decoder, fitted, rows = prompted, memory.mixture(), []
     for passages in (False, True):
         prompts = [before for before, _ in chosen]
         if passages:

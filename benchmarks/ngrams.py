@@ -26,12 +26,11 @@ from trime.common.progress import Progress
 from trime.data.texts import read_texts
 from trime.errors import UserError
 from trime.text_memory.experts import followers_of
-from trime.text_memory.segment import Content, Document, Segment
+from trime.text_memory.segment import Content, Document
 from trime.text_memory.store import TextStore
 
 LENGTHS, REPLACED, ROUNDS = (1, 2, 4, 8), 0.2, 3
 MARK, END, WIDTH = 2**16 - 1, 2**16 - 2, 2  # infini-gram's mark before a document, how it is answered, bytes of a token
-
 NO_ANSWER = "none"
 
 Query = Callable[[list[int]], Any]
@@ -59,12 +58,12 @@ def measure(options: argparse.Namespace) -> Measured:
         claims = []
         for kind in ("count", "next"):
             ways = {name: partial(answered, functions[kind], queries) for name, (_, functions) in built.items()}
-            for one, *others in zip(*(way() for way in ways.values()), strict=True):
+            answers = {name: way() for name, way in ways.items()}
+            for one, *others in zip(*answers.values(), strict=True):
                 if any(other not in (one, NO_ANSWER) for other in others):
                     raise AssertionError(f"{kind} differs: {one} and {others}")
-            if "infini-gram" in ways:
-                unanswered = sum(answer == NO_ANSWER for answer in ways["infini-gram"]())
-                rows["infini-gram"][f"{kind} without an answer"] = unanswered
+            if "infini-gram" in answers:
+                rows["infini-gram"][f"{kind} without an answer"] = answers["infini-gram"].count(NO_ANSWER)
             timed = alternately(ways, ROUNDS, warmup=1)
             for name, each in timed.items():
                 rows[name][f"µs a {kind}"] = round(1e6 * each["median_seconds"] / len(queries), 1)
@@ -102,13 +101,12 @@ def ours(folder: Path, texts: list[np.ndarray], vocabulary: int) -> tuple[dict[s
         "seconds to index": round(time.perf_counter() - started, 1),
         "bytes a token": round(size_of(folder) / len(tokens), 1),
     }
-    segments: list[Segment] = store.segments()
+    (segment,) = store.segments()
 
     def count(tokens: list[int]) -> int:
-        return sum(segment.count(np.array(tokens)) for segment in segments)
+        return segment.count(np.array(tokens))
 
     def following(tokens: list[int]) -> list[tuple[int, int]]:
-        (segment,) = segments
         token, number = followers_of(segment, np.array(tokens))
         return sorted(zip(token.tolist(), number.tolist(), strict=True))
 

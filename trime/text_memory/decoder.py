@@ -122,8 +122,10 @@ class Decoder:
     def inside(self, text: str) -> list[int]:
         """Return the tokens of a text that continues another: without the space that some tokenizers put before every text."""
         plain: list[int] = encode_text(self.tokenizer, text)
+        if self.text_of(plain) == text:
+            return plain
         after_end = encode_text(self.tokenizer, f"\n{text}")
-        ways = [plain, encode_text(self.tokenizer, text[1:]), *(after_end[first:] for first in range(1, len(after_end)))]
+        ways = [encode_text(self.tokenizer, text[1:]), *(after_end[first:] for first in range(1, len(after_end)))]
         return next((tokens for tokens in ways if self.text_of(tokens) == text), plain)
 
     def lines(self, tokens: np.ndarray) -> np.ndarray:

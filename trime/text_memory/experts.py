@@ -7,6 +7,7 @@ a batch, beams or a text that is scored at once give the same numbers.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,13 @@ class Experts:
     def counts(self) -> list[bool]:
         """Return for each expert whether its mass is a count."""
         return [False, *(name != NEIGHBOURS for name, size in self.sizes.items() for _ in range(size))]
+
+    def chosen(self, masses: ExpertMasses, names: Collection[str]) -> tuple[ExpertMasses, list[bool]]:
+        """Return the masses of the model and of some memories alone, and ``counts`` of these."""
+        chosen = [True, *(name in names for name, size in self.sizes.items() for _ in range(size))]
+        counts = [count for count, keep in zip(self.counts, chosen, strict=True) if keep]
+        kept = torch.tensor(chosen)
+        return ExpertMasses(masses.target[:, kept], masses.total[:, kept], masses.document), counts
 
     def masses(self, tokens: np.ndarray, query: Float[Tensor, "n d"], log_probability: Float[Tensor, " n"]) -> ExpertMasses:
         """Return the masses of all tokens of a text but the first, given their contexts and the model's log-probabilities."""

@@ -25,7 +25,7 @@ from trime.data.datasets.files import Text, replaced
 from trime.data.texts import read_texts
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
-from trime.scoring.mixtures.experts import ExpertMasses, concat_masses, folds
+from trime.scoring.mixtures.experts import concat_masses, folds
 from trime.text_memory.decoder import Decoder
 from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, TEXT_ORDERS, Experts, followers_of
 from trime.text_memory.mixing import ExplainedToken, confidence, mixed, parts_of, predict
@@ -172,16 +172,12 @@ class TextMemory:
         loss = {"all": -mixture.fit(masses, fold, experts.counts, seed, features)}
         note = {"memories": [*self.memories], "temperatures": TEMPERATURES}
         write_tensors(self.folder / WEIGHTS, mixture.state(), note)
-        first = 1
-        for name, size in experts.sizes.items():
-            kept = torch.tensor([not first <= column < first + size for column in range(masses.total.shape[1])])
-            without = ExpertMasses(masses.target[:, kept], masses.total[:, kept], masses.document)
-            counts = [count for count, keep in zip(experts.counts, kept.tolist(), strict=True) if keep]
+        for name in experts.sizes:
+            without, counts = experts.chosen(masses, {*experts.sizes} - {name})
             if len(counts) > 1:
                 loss[name] = -Adaptive(TEMPERATURES, history=[], least_deviation=NOISE).fit(
                     without, fold, counts, seed, features
                 )
-            first += size
         return Worth.of(texts, masses, loss, self.near_copies(texts, scored))
 
     def evaluate(self, paths: str | Path | Iterable[str | Path], field: str = "text") -> Worth:

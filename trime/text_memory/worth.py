@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trime.common.types import Float, Tensor
+from trime.common.types import Float, Int, Tensor
 from trime.data.datasets.files import Text
 from trime.report.bootstrap import Difference, paired_bootstrap
 from trime.scoring.mixtures.experts import ExpertMasses
@@ -22,6 +22,16 @@ class Scored(NamedTuple):
 
     masses: ExpertMasses
     features: Float[Tensor, "n f"]
+
+
+def resampled_parts(document: Int[Tensor, " n"], size: int) -> np.ndarray:
+    """Return for each token the number of what a bootstrap draws together: up to ``size`` tokens of a document."""
+    numbers = document.numpy()
+    part = np.zeros(len(numbers), np.int64)
+    for number in np.unique(numbers):
+        inside = np.flatnonzero(numbers == number)
+        part[inside] = part.max() + 1 + np.arange(len(inside)) // size
+    return part - part.min()
 
 
 @dataclass(frozen=True)
@@ -43,12 +53,7 @@ class Worth:
     def of(texts: list[Text], masses: ExpertMasses, loss: dict[str, Tensor], near_copies: list[str]) -> Worth:
         """Return the worth, given each token's loss in nats under ``all`` memories and under all but one, by its name."""
         losses = {"model": -masses.log_probability[:, 0], **loss}
-        part = np.zeros(len(masses.document), np.int64)
-        document = masses.document.numpy()
-        for number in np.unique(document):
-            inside = np.flatnonzero(document == number)
-            part[inside] = part.max() + 1 + np.arange(len(inside)) // PART
-        part -= part.min()
+        part = resampled_parts(masses.document, PART)
         sums = {
             name: np.stack([np.bincount(part, each.double().numpy()), np.bincount(part)], 1) for name, each in losses.items()
         }
