@@ -2,8 +2,8 @@
 
 Each text is cut in three: most is stored, weights are fitted to some of the rest, and scored is the rest of it. For passages
 in the prompt, the tokens before a window ask BM25 for the best passages of the stored part, which are read before it. LoRA
-trains on the stored part for as long as the memory took to be made. ``--places`` lines of each text of code are completed as
-well. What is finished of a text is kept in ``--folder``, and the same command goes on from there.
+trains on the stored part for as long as the memory took to be made. What is finished of a text is kept in ``--folder``, and
+the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ SHARES = {"stored": 0.76, "held_out": 0.1, "test": 0.14}
 CHAPTER = 8000  # characters of the parts that a single file is cut into
 RATE, RANK, LENGTH = 2e-4, 8, 512  # of LoRA: learning rate, rank, tokens of an update
 TIMED, PART = 4096, 512  # tokens that are timed; of a document that the bootstrap draws together
-LINES, SHOWN, BATCH = 4, 1500, 8  # lines that are completed, characters before them, prompts of a batch
 GENERATED, ROUNDS = 32, 7
 BOUND = 1.15  # of a token with memory, in tokens without
 
@@ -54,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--texts", type=Path, nargs="+", required=True, help="folders or files, a text each")
     parser.add_argument("--characters", type=int, default=200_000, help="of a text that are used, at most")
-    parser.add_argument("--places", type=int, default=0, help="lines of each text of Python that are completed")
     parser.add_argument("--folder", type=Path, default=Path("outputs/decoder-memory"), help="for memories and finished rows")
 
 
@@ -73,11 +70,7 @@ def measure(options: argparse.Namespace) -> Measured:
         cut(path, folder / "texts", options.characters)
         memory = TextMemory(model, tokenizer, folder / "memory")
         worth = finished(folder / "worth.json", lambda m=memory, f=folder: worth_rows(m, f, load))  # type: ignore[misc]
-        rows += [{"text": path.stem, **row} for row in worth]
-        if options.places and (files := [*(folder / "texts" / "test").glob("*.py")]):
-            file = folder / f"completions-{options.places}.json"
-            completions = finished(file, lambda m=memory, f=files: completion_rows(m, f, options.places))  # type: ignore[misc]
-            rows += [{"text": path.stem, **row} for row in completions]
+        rows += [{"text": path.stem, **row} for row in with_differences(worth)]
     times = token_times(memory, model, tokenizer)
     return Measured([*rows, *times], [Claim("a token with memory, in tokens without", times[1]["times nothing"], BOUND)])
 
@@ -197,10 +190,25 @@ def rows_beside(
         row: dict[str, Any] = {"memories": ", ".join(chosen) or "none", "beside the text": beside, "tokens": len(losses)}
         row |= {"perplexity": round(math.exp(losses.double().mean()), 3)}
         row |= {"bits per byte": round(float(losses.double().sum()) / math.log(2) / size, 4)}
-        if chosen:
-            row["with less without"] = str(difference(test.masses.document, losses, -alone))
-        rows.append(row)
+        part = resampled_parts(test.masses.document, PART)
+        rows.append(
+            row | {"nats of parts": np.bincount(part, losses.double().numpy()).tolist(), "size": np.bincount(part).tolist()}
+        )
     return rows
+
+
+def with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with their differences in bits per byte to the model alone, and to all memories beside nothing."""
+    beside_nothing = [row for row in rows if row["beside the text"] == "nothing"]
+    references = {"less alone": beside_nothing[0], "less all memories": beside_nothing[-1]}
+    result = []
+    for row in rows:
+        of_row = {key: value for key, value in row.items() if key not in ("nats of parts", "size")}
+        for name, other in references.items():
+            if row is not other:
+                of_row[name] = difference(row, other)
+        result.append(of_row)
+    return result
 
 
 def mixed_of(held_out: Scored, test: Scored, experts: Experts, chosen: tuple[str, ...]) -> Float[Tensor, " n"]:
@@ -213,11 +221,12 @@ def mixed_of(held_out: Scored, test: Scored, experts: Experts, chosen: tuple[str
     return mixed(mixture, Scored(experts.chosen(test.masses, chosen)[0], test.features))
 
 
-def difference(document: Tensor, losses: Tensor, alone: Tensor) -> Any:
-    """Return the difference in perplexity, with an interval over parts of documents."""
-    part = resampled_parts(document, PART)
-    sums = [np.stack([np.bincount(part, each.double().numpy()), np.bincount(part)], 1) for each in (losses, alone)]
-    return paired_bootstrap(np.stack(sums)[None], "perplexity")
+def difference(one: dict[str, Any], other: dict[str, Any]) -> list[float]:
+    """Return the difference in bits per byte, and its interval over parts of documents."""
+    # The bytes of a part are not counted: a token has as many as it has on average.
+    bytes_of_token = sum(one["nats of parts"]) / math.log(2) / one["bits per byte"] / one["tokens"]
+    sides = [np.stack([row["nats of parts"], bytes_of_token * np.array(row["size"])], 1) for row in (one, other)]
+    return [round(value, 4) for value in paired_bootstrap(np.stack(sides)[None], "bits/byte")[:3]]
 
 
 def trained(model: Any, texts: list[np.ndarray], seconds: float) -> Any:
@@ -239,61 +248,6 @@ def trained(model: Any, texts: list[np.ndarray], seconds: float) -> Any:
             optimizer.zero_grad()
             bar.update(round(time.perf_counter() - started) - round(spent))
     return adapted.eval()
-
-
-class ModelAlone(Adaptive):
-    """A mixture that leaves all weight to the model: prompts are continued as with memory, whose predictions are not used."""
-
-    def log_weights(self, total: Tensor, history: Tensor) -> Tensor:
-        return torch.full_like(total, -torch.inf).index_fill(1, torch.tensor([0]), 0)
-
-
-def completion_rows(memory: TextMemory, files: list[Path], places: int) -> list[dict[str, Any]]:
-    """Return how well lines are completed by the model, with memory, with passages, and with both."""
-    texts = [file.read_text() for file in sorted(files)]
-    chosen = lines_to_complete(texts, places)
-    prompted = Prompted(memory.decoder.model, memory.decoder.tokenizer, stored_texts(memory))
-    memory.decoder, fitted, rows = prompted, memory.mixture(), []
-    for passages in (False, True):
-        prompts = [before for before, _ in chosen]
-        if passages:
-            asked = [prompted.encode(prompt)[-WINDOW:].tolist() for prompt in prompts]
-            before = [prompted.text_of(torch.cat(prompted.best(each)).tolist()) for each in asked]
-            prompts = [f"{passage}\n{prompt}" for passage, prompt in zip(before, prompts, strict=True)]
-        for name, mixture in (("none", ModelAlone(TEMPERATURES)), ("all", fitted)):
-            memory.mixture = lambda chosen=mixture: chosen  # type: ignore[method-assign,misc]
-            written: list[str] = []
-            for first in Progress(range(0, len(prompts), BATCH), unit="batch", desc="complete"):
-                written += memory.generate(prompts[first : first + BATCH], max_new_tokens=12 * LINES)
-            row: dict[str, Any] = {"memories": name, "beside the text": f"{PASSAGES} passages" if passages else "nothing"}
-            rows.append(row | {"places": len(chosen)} | quality(written, [wanted for _, wanted in chosen]))
-    return rows
-
-
-def lines_to_complete(texts: list[str], places: int) -> list[tuple[str, str]]:
-    """Return prompts that end after the indentation of a line, and the lines that follow, evenly over the texts."""
-    found = []
-    for text in texts:
-        lines = text.splitlines(keepends=True)
-        for number in range(10, len(lines) - LINES):
-            line = lines[number].lstrip(" ")
-            if len(line.strip()) >= 8 and not line.startswith(("#", '"', "import ", "from ")):
-                indent = lines[number][: len(lines[number]) - len(line)]
-                before = "".join(lines[:number])[-SHOWN:]
-                found.append((before[before.find("\n") + 1 :] + indent, line + "".join(lines[number + 1 : number + LINES])))
-    return [found[int(place)] for place in np.linspace(0, len(found) - 1, min(places, len(found)))]
-
-
-def quality(written: list[str], wanted: list[str]) -> dict[str, float]:
-    """Return the share of first lines that are right, and the similarity of one line and of all (1: the same text)."""
-
-    def similarity(lines: int) -> float:
-        pairs = [["\n".join(text.splitlines()[:lines]).rstrip() for text in pair] for pair in zip(written, wanted, strict=True)]
-        return round(float(np.mean([SequenceMatcher(None, pair[0], pair[1], autojunk=False).ratio() for pair in pairs])), 3)
-
-    firsts = [[text.splitlines()[:1] for text in pair] for pair in zip(written, wanted, strict=True)]
-    exact = np.mean([one == other for one, other in firsts])
-    return {"line right": round(float(exact), 3), "line similar": similarity(1), f"{LINES} lines similar": similarity(LINES)}
 
 
 def token_times(memory: TextMemory, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
