@@ -1,7 +1,7 @@
 """Score a text, or continue it token by token, with the windows, memories and mixture of evaluation.
 
-A window's tokens are encoded again for each new one; a full window is written to the long memory and advances the state of
-a stateful backbone.
+A window's tokens are encoded again for each new one, unless the backbone can go on from a cache of them; a full window is
+written to the long memory and advances the state of a stateful backbone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trime.common.types import Contexts, Float, LogMass, Tensor, TokenPosition
+from trime.common.types import Contexts, Encoding, Float, LogMass, Tensor, TokenPosition
 from trime.decoding.attribution import (
     Attribution,
     ExpertDistributions,
@@ -66,6 +66,15 @@ class AttributedToken(NamedTuple):
     attention: AttentionTrace | None = None  # of layers that attend to earlier segments
 
 
+class Started(NamedTuple):
+    """A window that a backbone can go on with: its inputs so far, their encoding, and the backbone's cache of them."""
+
+    begin: int
+    inputs: list[int]
+    encoding: Encoding
+    cache: Any
+
+
 class Continuation:
     """A text that grows, with the model, memories and mixture of one row of a table."""
 
@@ -90,6 +99,7 @@ class Continuation:
         """Forget the text and what the memories hold of it, and begin another one."""
         self.tokens: list[int] = []
         self.state = None  # of the backbone, after the previous windows
+        self.started: Started | None = None
         self.mixture = self.row.mixture_on(self.device) if isinstance(self.row, FittedMixtureSpec) else None
         self.history = History(self.mixture.decays) if self.mixture else None
         self.learned_history = copy.deepcopy(self.history)  # of the windows that the mixture has learned from
@@ -126,9 +136,26 @@ class Continuation:
         targets = [*self.tokens[begin:], -1]
         length = min(len(inputs), first + self.windows.block - begin)
         number = first // self.windows.block
-        self.f, contexts, self.next_state = encode(self.network, inputs[:length], targets[:length], begin, number, self.state)
+        if self.network.has_cache:
+            encoding = self.go_on(begin, inputs[:length])
+        else:
+            encoding, self.next_state = encode(self.network, inputs[:length], number, self.state)
+        self.f, contexts = encoding.f, contexts_at(encoding, targets[:length], begin, number)
         zeros = contexts.g.new_zeros(length - (first - begin))
         return Window(contexts, first - begin, LogMass(zeros, zeros))
+
+    def go_on(self, begin: int, inputs: list[int]) -> Encoding:
+        """Return the encoding of a window's inputs, of which those are computed that it did not have at the last call."""
+        old = self.started
+        if old is None or old.begin != begin or inputs[: len(old.inputs)] != old.inputs:
+            nothing = torch.zeros(0, device=self.device)
+            old = Started(begin, [], Encoding(nothing, nothing), self.network.backbone.new_cache())
+        if new := inputs[len(old.inputs) :]:
+            added, cache = encode(self.network, new, 0, old.cache)
+            f, g = (torch.cat(pair) for pair in zip(old.encoding, added, strict=True))
+            old = Started(begin, inputs, Encoding(f, g), cache)
+        self.started = old
+        return old.encoding
 
     def close_window(self, skip_history: bool = False) -> None:
         """Write the new contexts of a full window to the memories, and update the history unless ``skip_history``."""
@@ -223,20 +250,25 @@ class TextScorer:
             begin = max(0, first - self.lengths.context)
             targets = tokens[begin : first + self.lengths.block]
             inputs = [tokens[begin - 1] if begin else self.start, *targets[:-1]]
-            f, contexts, state = encode(self.network, inputs, targets, begin, number, state)
+            (f, g), state = encode(self.network, inputs, number, state)
+            contexts = contexts_at(Encoding(f, g), targets, begin, number)
             mass = self.network.vocabulary_mass(f[first - begin :], contexts.token[first - begin :])
             yield Window(contexts, first - begin, mass)
 
 
-def encode(
-    network: Network, inputs: list[int], targets: list[int], begin: int, number: int, state: Any
-) -> tuple[Float[Tensor, "n e"], Contexts, Any]:
-    """Return f, contexts and the backbone's state after window ``number`` of document 0, from position ``begin`` on."""
+def encode(network: Network, inputs: list[int], number: int, state: Any) -> tuple[Encoding, Any]:
+    """Return the encoding [n e] of some inputs of window ``number`` of a text, and the backbone's state after them."""
     device = next(network.parameters()).device
     encoding, state = network(torch.tensor([inputs], device=device), state, torch.tensor([number == 0], device=device))
-    position = torch.arange(begin, begin + len(inputs), device=device)
+    return Encoding(encoding.f[0], encoding.g[0]), state
+
+
+def contexts_at(encoding: Encoding, targets: list[int], begin: int, number: int) -> Contexts:
+    """Return the contexts of window ``number`` of document 0, from position ``begin`` on."""
+    g = encoding.g.float()
+    position = torch.arange(begin, begin + len(g), device=g.device)
     positions = TokenPosition(torch.zeros_like(position), torch.full_like(position, number), position)
-    return encoding.f[0], Contexts(encoding.g[0].float(), torch.tensor(targets, device=device), positions), state
+    return Contexts(g, torch.tensor(targets, device=g.device), positions)
 
 
 def top_attention(step: AttributedToken, count: int) -> list[tuple[str, float, int]]:

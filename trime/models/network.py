@@ -51,6 +51,11 @@ class Network(nn.Module):
         return bool(self.backbone.is_stateful)
 
     @property
+    def has_cache(self) -> bool:
+        """True where the backbone goes on with a window from a cache of its first tokens, as its state."""
+        return bool(getattr(self.backbone, "has_cache", False))
+
+    @property
     def width(self) -> int:  # of g
         return int(self.backbone.width)
 

@@ -15,14 +15,17 @@ from safetensors.torch import load_file
 
 from tests.helpers.decoders import FAMILIES, model_of
 from tests.helpers.pretrained import TEXT, save_model
+from trime.decoding.generation import Continuation, TextScorer, WindowLengths
 from trime.errors import UserError
 from trime.lab.runner import run
+from trime.memory.inference.local import LocalMemory
 from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.rope import KINDS
 from trime.models.pretrained.tokenizer import PieceTokenizer, encode_text
+from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.graph import Graph
 from trime.stages.pretrained import model_fingerprint
 
@@ -58,10 +61,40 @@ def test_any_causal_model_is_one(kind: str, tmp_path: Path) -> None:
         expected = model(tokens).logits.log_softmax(-1).flatten(0, 1)
         torch.testing.assert_close(network.head.log_probs(f), expected)
         mass = network.vocabulary_mass(f, tokens.flatten())
+        cache = network.backbone.new_cache()
+        pieces = [network.backbone(piece, cache)[0].f for piece in tokens.split([9, 1, 1, 19], 1)]
+        torch.testing.assert_close(torch.cat(pieces, 1).flatten(0, 1), f, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(mass.target - mass.total, expected.gather(1, tokens.flatten()[:, None]).squeeze(1))
     if type(model).__name__ not in KINDS:
         with pytest.raises(UserError, match="is not supported: choose one of"):
             PretrainedBackbone(decoder, {"size": 8, "policy": FIFO()})
+
+
+def test_a_text_that_grows_is_read_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model reads each token of a window once, and its probabilities are those of a text that is scored as a whole."""
+    network, tokens = network_of(llama), torch.randint(3, 20, (23,)).tolist()
+    row, lengths = MixtureSpec(joint=("local",), interpolations=()), WindowLengths(8, 6)
+    text = Continuation(network, row, {"local": LocalMemory()}, lengths, start=1, vocabulary=20)
+    read = []
+    monkeypatch.setattr(network.backbone, "forward", counting(network.backbone.forward, read))
+    found = []
+    for token in tokens:
+        found.append(text.next()[0].probability[token].log())
+        text.read([token])
+    assert sum(read) == 8 + 14 + 13, "three windows, the last two after 6 tokens"
+    scorer = TextScorer(network, row, {"local": LocalMemory()}, lengths, start=1)
+    expected = torch.cat([log_probability for log_probability, _ in scorer.score(tokens)])
+    torch.testing.assert_close(torch.stack(found).float(), expected.float(), rtol=1e-4, atol=1e-5)
+
+
+def counting(forward: Callable[..., Any], read: list[int]) -> Callable[..., Any]:
+    """Return a function that also keeps how many tokens it was given."""
+
+    def counted(tokens: torch.Tensor, *arguments: Any) -> Any:
+        read.append(tokens.shape[1])
+        return forward(tokens, *arguments)
+
+    return counted
 
 
 @pytest.mark.parametrize("kind", ["Llama", "GPTNeoX"])

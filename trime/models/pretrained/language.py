@@ -58,7 +58,7 @@ class PretrainedDecoder(nn.Module):
             )
         self.updates = None if lora is None else [add_lora(self.model, **lora)]  # a list: not registered as a submodule
 
-    def encode(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
+    def encode(self, tokens: Int[Tensor, "b l"], cache: Any = None) -> Float[Tensor, "b l d"]:
         """Return what the output layer reads, which then computes the logits of the last token alone."""
         caught: list[Tensor] = []
 
@@ -68,7 +68,7 @@ class PretrainedDecoder(nn.Module):
 
         hook = self.model.get_output_embeddings().register_forward_pre_hook(catch)
         try:
-            self.model(input_ids=tokens, use_cache=False)
+            self.model(input_ids=tokens, **cache_arguments(cache))
         finally:
             hook.remove()
         return caught[0]
@@ -77,6 +77,10 @@ class PretrainedDecoder(nn.Module):
         """Write the model in the transformers format, with low-rank updates merged into its weights."""
         model = self.updates[0].merge_and_unload() if self.updates else self.model
         model.save_pretrained(folder)
+
+
+def cache_arguments(cache: Any) -> dict[str, Any]:
+    return {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
 
 
 def add_lora(model: Any, rank: int, alpha: int, dropout: float = 0.0) -> Any:
@@ -131,24 +135,38 @@ class PretrainedBackbone(nn.Module):
             self.cache = memories_in_model(family, memories, chunk, family.key_heads if per_head else 1, False)
 
     def forward(
-        self, tokens: Int[Tensor, "b l"], state: PretrainedState | None = None, fresh: Bool[Tensor, " b"] | None = None
-    ) -> tuple[Encoding, PretrainedState | None]:
-        """Encode the next window of each row; rows marked ``fresh`` start a new document."""
+        self, tokens: Int[Tensor, "b l"], state: Any = None, fresh: Bool[Tensor, " b"] | None = None
+    ) -> tuple[Encoding, Any]:
+        """Encode the next window of each row; rows marked ``fresh`` start a new document.
+
+        Without memories, ``state`` is a ``new_cache`` or None: tokens go on with what it holds, which is updated in place.
+        """
         family = self.decoder.family
         if family is None:
-            f = self.decoder.encode(tokens)
+            f = self.decoder.encode(tokens, state)
             return Encoding(f, f), state
         ffn_inputs: list[Tensor] = []
         last = family.stack.layers[-1].mlp
         hook = last.register_forward_pre_hook(lambda _, inputs: ffn_inputs.append(inputs[0]))
         try:
             if not self.is_stateful:
-                f = family.stack(input_ids=tokens, use_cache=False).last_hidden_state
+                f = family.stack(input_ids=tokens, **cache_arguments(state)).last_hidden_state
             else:
                 f, state = self.read(tokens, state, fresh)
         finally:
             hook.remove()
         return Encoding(f, torch.cat(ffn_inputs, 1)), state
+
+    @property
+    def has_cache(self) -> bool:
+        """True where a window can be read token by token: neither memories nor another state hold what was read."""
+        return not (self.is_stateful or self.decoder.model._is_stateful)
+
+    def new_cache(self) -> Any:
+        """Return an empty cache of keys and values, as ``state`` of a window that is read token by token."""
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.decoder.model.config)
 
     @torch.no_grad()
     def read(
