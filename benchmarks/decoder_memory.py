@@ -33,8 +33,9 @@ from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
 from trime.text_memory.decoder import Decoder, Read
 from trime.text_memory.experts import TEMPERATURES, Experts
-from trime.text_memory.memory import FOLDS, NOISE, TextMemory
+from trime.text_memory.memory import FOLDS, NOISE, WEIGHTS, TextMemory
 from trime.text_memory.mixing import mixed
+from trime.text_memory.segment import Content, Document
 from trime.text_memory.worth import Scored, resampled_parts
 
 WINDOW, BEFORE = 256, 512  # tokens of a scored window, and before it
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--texts", type=Path, nargs="+", required=True, help="folders or files, a text each")
     parser.add_argument("--characters", type=int, default=200_000, help="of a text that are used, at most")
     parser.add_argument("--folder", type=Path, default=Path("outputs/decoder-memory"), help="for memories and finished rows")
+    parser.add_argument("--entries", type=int, default=0, help="stored tokens when a token is timed; 0: those of the last text")
 
 
 def measure(options: argparse.Namespace) -> Measured:
@@ -71,6 +73,8 @@ def measure(options: argparse.Namespace) -> Measured:
         memory = TextMemory(model, tokenizer, folder / "memory")
         worth = finished(folder / "worth.json", lambda m=memory, f=folder: worth_rows(m, f, load))  # type: ignore[misc]
         rows += [{"text": path.stem, **row} for row in with_differences(worth)]
+    if options.entries:
+        memory = enlarged(memory, options.folder / f"of-{options.entries}-tokens", options.entries)
     times = token_times(memory, model, tokenizer)
     return Measured([*rows, *times], [Claim("a token with memory, in tokens without", times[1]["times nothing"], BOUND)])
 
@@ -248,6 +252,23 @@ def trained(model: Any, texts: list[np.ndarray], seconds: float) -> Any:
             optimizer.zero_grad()
             bar.update(round(time.perf_counter() - started) - round(spent))
     return adapted.eval()
+
+
+def enlarged(memory: TextMemory, folder: Path, entries: int) -> TextMemory:
+    """Return a memory of so many tokens: copies of the texts of another, with random contexts, and the weights of that."""
+    texts = np.concatenate(stored_texts(memory))
+    larger = TextMemory(memory.decoder.model, memory.decoder.tokenizer, folder)
+    generator = np.random.default_rng(len(larger))
+    shutil.copy(memory.folder / WEIGHTS, folder)
+    with Progress(total=entries, initial=len(larger), unit="token", unit_scale=True, desc="fill") as bar:
+        while (stored := len(larger)) < entries:
+            tokens = np.roll(texts, generator.integers(len(texts)))[: entries - stored]
+            keys = generator.standard_normal((len(tokens), larger.decoder.width)).astype(np.float32)
+            keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+            document = Document(f"copy {stored}", "", len(tokens))
+            larger.store.add(Content([document], tokens, np.ones(len(tokens), np.int64), keys.astype(np.float16)))
+            bar.update(len(tokens))
+    return larger
 
 
 def token_times(memory: TextMemory, model: Any, tokenizer: Any) -> list[dict[str, Any]]:

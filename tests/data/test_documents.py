@@ -16,7 +16,7 @@ from trime.data.corpus import Corpus, build_corpus, symbol_counts
 from trime.data.datasets import Dataset
 from trime.data.datasets.base import SPLITS, lines_of
 from trime.data.datasets.folder import Folder
-from trime.data.notes import describe_duplicates, find_duplicates
+from trime.data.notes import describe_duplicates, describe_near_copies, find_duplicates, find_near_copies
 from trime.data.parallel.folder import ParallelFolder
 from trime.data.segments import cut, scored_bytes
 from trime.data.tokenizers import Bytes, Tokenizer, Whitespace, Words
@@ -210,6 +210,30 @@ def test_documents_that_are_also_in_another_text_are_found() -> None:
     assert note.startswith(
         "test: 1 of 2 documents, with 25.0 % of its tokens, are also in train (for instance a.txt as copy.txt)"
     )
+
+
+def test_documents_most_of_which_is_in_another_text_are_found() -> None:
+    """Wherever the passages stand there; short documents and those with a few words in common are none."""
+    generator = np.random.default_rng(0)
+    train = [generator.integers(0, 50, size) for size in (5, 900, 700)]
+    edited = train[1][37:400].copy()
+    edited[::60] = 60
+    quoting = np.concatenate([generator.integers(0, 50, 300), train[2][100:200]])
+    documents = [
+        edited,
+        generator.integers(0, 50, 200),
+        train[2][:9],
+        quoting,
+        np.concatenate([train[2][3:90], train[1][9:99]]),
+    ]
+    found = find_near_copies(documents, train, length=10)
+    changed = np.zeros(len(edited), bool)
+    changed[::60] = True
+    assert [*found] == [0, 4] and found[4] > 0.8
+    assert 1 - 19 * changed.mean() < found[0] < 1 - changed.mean(), "a change hides at most the passages around it"
+    assert find_near_copies(documents, [], 10) == {} and find_near_copies([], train, 10) == {}
+    note = describe_near_copies({0: 0.75}, np.array([1, 3]), "test", "train", ["a.txt", "b.txt"])
+    assert "1 of 2 documents, with 25.0 % of its tokens, are near copies" in note and "a.txt with 75 %" in note
 
 
 def test_the_documents_of_a_corpus_leave_white_space_out(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import trime
 from tests.conftest import ROOT
 from tests.helpers.decoders import FAMILIES, model_of, sentencepiece_of, take_weights, text_of, tokenizer_of
 from trime.errors import UserError
@@ -364,6 +365,7 @@ def test_misuse_is_one_line(fitted: TextMemory, model: Any, tokenizer: Any, text
     (tmp_path / "taken" / "file").write_text("text")
     cases: list[tuple[str, Any]] = [
         ("another model", lambda: TextMemory(other, tokenizer, fitted.folder, window=100, overlap=28)),
+        ("open it with trime.TextMemory", lambda: trime.load(fitted.folder)),
         ("another knn", lambda: TextMemory(model, tokenizer, fitted.folder, knn=False)),
         ("is empty", lambda: empty.fit(texts / "held_out")),
         ("no weights yet", lambda: empty.processor() if empty.add(texts / "stored") else None),

@@ -24,6 +24,7 @@ from trime.errors import UserError
 from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
 from trime.stages.graph import Graph
 from trime.stages.samples.writers import GeneratedToken, Writer
+from trime.text_memory.store import MANIFEST
 
 TINY = 5e-324  # the smallest probability whose logarithm exists
 
@@ -96,6 +97,8 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     place = local_copy(folder).resolve()
     if (place / BUNDLE).is_file():
         return LoadedModel(open_bundle(place, trusted))
+    if (place / MANIFEST).is_file():
+        raise UserError(f"{folder} is a text memory: open it with trime.TextMemory(model, tokenizer, {str(folder)!r})")
     file = place / "config.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is neither a run's folder nor a bundle: it holds neither config.yaml nor {BUNDLE}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.lib.stride_tricks import sliding_window_view
 
 from trime.data.datasets import Dataset
 
@@ -16,6 +17,8 @@ FEW_DOCUMENTS = 10  # number of documents below which a bootstrap draws parts of
 MANY_UNKNOWN = 0.02  # share of unknown tokens above which results are much too good
 MAX_UNKNOWN = 0.3  # share of unknown tokens above which a split was probably tokenised wrongly
 MAX_UNSPACED = 0.1  # share of bytes in scripts without spaces above which words are no measure of a text
+COPIED = 0.5  # share of a document that is also in another text, above which it counts as a near copy
+PASSAGE = 64  # bytes of the passages that are compared
 PHRASE = "自然语言处理很有意思"  # a sentence without spaces, to see whether a tokenizer takes it for one word
 MISREAD = {  # by the name of its count: what is wrong with lines, and how to mend it
     "unreadable": "are not UTF-8, undecodable bytes became U+FFFD: "
@@ -86,6 +89,38 @@ def find_duplicates(documents: Iterable[np.ndarray], others: Iterable[np.ndarray
     return dict(sorted(found.items()))
 
 
+def find_near_copies(documents: list[np.ndarray], others: Iterable[np.ndarray], length: int) -> dict[int, float]:
+    """Map the numbers of documents most of which is in another text to the share that is.
+
+    The other text is cut into passages of ``length`` tokens, which are looked for at every place of the documents.
+    """
+    factors = np.random.default_rng(0).integers(2**63, size=length, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    passages = [hashes_of(sliding_window_view(each, length), factors) for each in documents if len(each) >= length]
+    known = np.unique(np.concatenate([*passages, np.zeros(0, np.uint64)]))
+    copied = np.zeros(len(known), bool)
+    for other in others if len(known) else []:
+        found = hashes_of(other[: len(other) // length * length].reshape(-1, length), factors)
+        place = np.searchsorted(known, found).clip(max=len(known) - 1)
+        copied[place[known[place] == found]] = True
+    shares = {}
+    numbers = (number for number, each in enumerate(documents) if len(each) >= length)
+    for number, found in zip(numbers, passages, strict=True):
+        begins = copied[np.searchsorted(known, found)].astype(np.int64)
+        # A token is copied if one of the ``length`` passages that hold it is.
+        inside = np.convolve(begins, np.ones(length, np.int64)) > 0
+        if inside.mean() > COPIED:
+            shares[number] = float(inside.mean())
+    return shares
+
+
+def hashes_of(passages: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Return a hash of each passage [n l]: the sum of its tokens times odd ``factors``, modulo 2**64."""
+    sums: np.ndarray = sum(
+        (passages[:, place].astype(np.uint64) + np.uint64(1)) * factors[place] for place in range(len(factors))
+    )
+    return sums
+
+
 def describe_duplicates(
     found: dict[int, int], lengths: np.ndarray, split: str, other: str, names: list[str], other_names: list[str] | None = None
 ) -> str:
@@ -96,4 +131,15 @@ def describe_duplicates(
     return (
         f"{split}: {len(found):,} of {len(lengths):,} documents, with {share:.1f} % of its tokens, are also in {other} "
         f"(for instance {', '.join(pairs)}): {advice if share >= 0.1 else 'too few to change results'}"
+    )
+
+
+def describe_near_copies(shares: dict[int, float], lengths: np.ndarray, split: str, other: str, names: list[str]) -> str:
+    """Return a note on a split's documents, of ``lengths`` [d], most of which is in another text: number, share, some names."""
+    share = 100 * lengths[[*shares]].sum() / lengths.sum()
+    worst = sorted(shares, key=lambda number: -shares[number])[:3]
+    pairs = ", ".join(f"{names[number]} with {100 * shares[number]:.0f} %" for number in worst)
+    return (
+        f"{split}: {len(shares):,} of {len(lengths):,} documents, with {share:.1f} % of its tokens, are near copies, with "
+        f"more than half of their text in {other} (for instance {pairs}): results are better than on new text"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ from trime.data.corpus import (
     training_vocabulary,
 )
 from trime.data.datasets import Dataset
-from trime.data.notes import describe_duplicates, find_duplicates
+from trime.data.notes import PASSAGE, describe_duplicates, describe_near_copies, find_duplicates, find_near_copies
 from trime.data.tokenizers import metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
@@ -153,7 +154,7 @@ def lab_folders(lab: Lab) -> tuple[Path, ...]:
 def duplicates_of(
     text: PreparedText, split: str, other: PreparedText, other_split: str, hides_own: bool = False
 ) -> Iterator[str]:
-    """Yield a note if documents of a split are also in another split of the text, or in another text in its vocabulary.
+    """Yield notes if documents of a split, or most of them, are in another split of the text, or in another text.
 
     ``hides_own``: the other text is that of a datastore, which hides each document from itself if it is the same split.
     """
@@ -164,10 +165,15 @@ def duplicates_of(
         return
     if hides_own and corpus.fingerprint(split) == others.fingerprint(other_split):
         return
+    where = other_split if is_same else f"{other_split} of {others.statistics['name']}"
+    names, lengths = (corpus.names(split), others.names(other_split)), corpus.split(split).lengths
     if found := find_duplicates(corpus.documents(split), others.documents(other_split)):
-        where = other_split if is_same else f"{other_split} of {others.statistics['name']}"
-        names = corpus.names(split), others.names(other_split)
-        yield describe_duplicates(found, corpus.split(split).lengths, split, where, *names)
+        yield describe_duplicates(found, lengths, split, where, *names)
+    size = corpus.statistics["splits"][split]
+    length = math.ceil(PASSAGE * size["tokens"] / max(size["bytes"], 1))
+    copies = find_near_copies([*corpus.documents(split)], others.documents(other_split), length)
+    if near := {number: share for number, share in copies.items() if number not in found}:
+        yield describe_near_copies(near, lengths, split, where, names[0])
 
 
 def learn_symbols(dataset: Dataset, tokenizer: BytePairs, settings: VocabularySettings) -> None:
