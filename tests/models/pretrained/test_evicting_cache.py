@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("transformers", reason="the extra pretrained")
 
 import trime
+from tests.helpers.decoders import FAMILIES, model_of
 from tests.helpers.pretrained import save_model
 from trime.errors import UserError
 from trime.memory.slots.bounded import BoundedMemory
@@ -25,7 +26,7 @@ from trime.memory.slots.eviction.snapkv import SnapKV
 from trime.memory.slots.eviction.tova import TOVA
 from trime.models.pretrained.answering import DecoderAnswerer, ReadingConfig, greedy
 from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.evicting_cache import EvictingCache
+from trime.models.pretrained.evicting_cache import EvictingCache, check_call
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.reader import LongReader
 from trime.models.pretrained.rope import RopeDecoder
@@ -236,6 +237,54 @@ def test_a_memory_that_holds_everything_is_full_attention(folder: Path) -> None:
         cache = EvictingCache(model, 64, trime.LRASum(BelowMean(2.0), Raw()), chunk=7)
         torch.testing.assert_close(model(tokens, past_key_values=cache).logits, expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(model(tokens).logits, expected)  # without the cache the model reads as before
+
+
+OWN = {  # what layers of a family have of their own
+    "Gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "sliding_window": 12},
+    "Gemma3Text": {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
+    "Mistral": {"sliding_window": 12},
+    "Granite": {"attention_multiplier": 0.1},
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "Falcon"])
+@torch.no_grad()
+def test_any_decoder_reads_with_it(kind: str) -> None:
+    """With room for everything attention is the model's own, with its scale, cap and windows; of the newest alone it slides."""
+    model, tokens = model_of(kind, 50, **OWN.get(kind, {})), torch.randint(3, 50, (2, 30))
+    model.set_attn_implementation("eager")  # no other has a cap
+    for weight in model.parameters():
+        weight.data *= 4 if weight.dim() > 1 else 1  # attention of small weights is nearly uniform
+    expected = model(tokens).logits
+    for policy in (trime.FIFO(), TOVA(Softmax()), H2O(Softmax())):
+        cache = EvictingCache(model, 40, policy, chunk=7)
+        read = [model(piece, past_key_values=cache).logits for piece in tokens.split([13, 1, 1, 15], 1)]
+        torch.testing.assert_close(torch.cat(read, 1), expected, rtol=1e-4, atol=1e-5)
+    place = torch.arange(30)
+    hidden = (place[:, None] < place) | (place[:, None] - place >= 6)
+    mask = torch.zeros(30, 30).masked_fill(hidden, torch.finfo(torch.float32).min)[None, None].expand(2, -1, -1, -1)
+    sliding = model(tokens, attention_mask=mask).logits
+    read_by_one = model(tokens, past_key_values=EvictingCache(model, 6, trime.FIFO(), chunk=1)).logits
+    torch.testing.assert_close(read_by_one, sliding, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(sliding, expected, atol=1e-2)
+
+
+def test_what_it_cannot_read_with_is_told() -> None:
+    """By name: another attention, layers that keep no entries, logits that a layer adds to, and a window of its own."""
+    with pytest.raises(UserError, match="FalconForCausalLM is not supported: its attention"):
+        EvictingCache(model_of("Falcon", 50), 40, trime.FIFO())
+    hybrid = model_of("Qwen3", 50)
+    hybrid.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(UserError, match="layers of linear_attention"):
+        EvictingCache(hybrid, 40, trime.FIFO())
+    model, tokens = model_of("Mistral", 50, sliding_window=12), torch.randint(3, 50, (1, 9))
+    cache = EvictingCache(model, 40, trime.FIFO())
+    model.config.sliding_window = None
+    with pytest.raises(UserError, match="configuration says 12"):
+        model(tokens, past_key_values=cache)
+    x = torch.zeros(1, 2, 3, 8)
+    with pytest.raises(UserError, match="adds to the logits"):
+        check_call(model.model.layers[0].self_attn, cache.memories[0], {"s_aux": x})
 
 
 def test_beams_take_their_memory_along(folder: Path) -> None:

@@ -8,7 +8,9 @@ lab's own reading passes a score that rotates them instead (``of_layers``).
 
 from __future__ import annotations
 
+import sys
 import warnings
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -19,8 +21,8 @@ from trime.memory.slots.bounded import BoundedMemory
 from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory
-from trime.models.pretrained.loading import check_version, model_class, unwrapped
-from trime.models.pretrained.rope import KINDS, per_layer, sliding_windows
+from trime.models.pretrained.loading import check_version, unwrapped
+from trime.models.pretrained.rope import per_layer, sliding_windows
 
 check_version()  # before the imports below fail with a message of their own
 
@@ -29,10 +31,13 @@ from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 IMPLEMENTATION = "trime_evicting"  # the name of the attention function in transformers
+LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 class EvictingCache(LayerMemories, Cache):
-    """A memory of ``size`` entries for each layer of a Llama, Mistral, Qwen2 or GPT-NeoX model; others are a UserError.
+    """A memory of ``size`` entries for each layer of a decoder whose attention is a function of transformers' own choosing.
+
+    That is nearly every decoder (``AttentionInterface``); others are a UserError. Layers keep their windows, scales and caps.
 
     A prompt is read in chunks of ``chunk`` tokens, whose entries are inserted before their queries attend, to the ``top_k``
     best of each head (None: all); by default a chunk is a quarter of the smallest memory, at most 128. ``size`` and ``top_k``
@@ -52,7 +57,7 @@ class EvictingCache(LayerMemories, Cache):
         chunk: int | None = None,
     ):
         model = unwrapped(model)
-        model_class(model, KINDS)
+        check_attention(model)
         count = model.config.num_hidden_layers
         sizes, best = (per_layer(value, count, name) for value, name in ((size, "size"), (top_k, "top_k")))
         room = min(sizes) - policy.sinks
@@ -83,7 +88,7 @@ class EvictingCache(LayerMemories, Cache):
         """Take the layers' memories, and let the model announce its calls with a cache (``begin_call``)."""
         LayerMemories.__init__(self, layers)
         Cache.__init__(self, layers=[])  # the memories do all that transformers' own layers of a cache would do
-        self.chunk, self.longest = layers[0].chunk, model.config.max_position_embeddings
+        self.chunk, self.longest = layers[0].chunk, getattr(model.config, "max_position_embeddings", None) or 2**31
         self.model_attention: str | None = None  # the model's attention implementation, within a call that replaces it
         self.seen = 0  # tokens, padding included
         self.mask: Bool[Tensor, "b s"] | None = None  # False for padding; None: there is none
@@ -199,9 +204,19 @@ class EvictingCache(LayerMemories, Cache):
         raise UserError("an evicting cache cannot forget its newest tokens: assisted generation needs another cache")
 
 
+def check_attention(model: Any) -> None:
+    """Raise UserError where a model's attention cannot be replaced, or is none that memories of entries can stand in for."""
+    name, config = type(model).__name__, model.config
+    if not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS") or config.is_encoder_decoder:
+        raise UserError(f"{name} is not supported: its attention is not one that transformers can replace (AttentionInterface)")
+    if other := sorted({*(getattr(config, "layer_types", None) or [])} - LAYER_TYPES):
+        raise UserError(f"{name} is not supported: it has layers of {', '.join(other)}, which keep no entry for each token")
+
+
 # A cache of transformers sees keys and values, but no queries, and its attention function sees these, but no cache. Two hooks
-# on the model join them: a call with an EvictingCache uses the function below, and hands it the cache as a keyword, for
-# transformers passes the keywords that it does not know on to the attention function. All other calls are left as they are.
+# on the model join them: a call with an EvictingCache uses the function below, which finds the cache of the call. All other
+# calls are left as they are.
+READING: ContextVar[EvictingCache] = ContextVar("READING")
 
 
 def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -218,25 +233,43 @@ def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     cache.begin_reading(tokens, kwargs.get("attention_mask"), kwargs.pop("memory_position", None))
     cache.model_attention = stack.config._attn_implementation
     stack.config._attn_implementation = IMPLEMENTATION
-    return args, kwargs | {"attention_mask": None, "evicting_cache": cache}
+    READING.set(cache)
+    return args, kwargs | {"attention_mask": None}
 
 
 def end_call(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     """Give the model its own attention back, also after an error."""
-    cache = kwargs.get("evicting_cache")
-    if cache is not None:
+    cache = kwargs.get("past_key_values")
+    if isinstance(cache, EvictingCache) and cache.model_attention is not None:
         stack.config._attn_implementation, cache.model_attention = cache.model_attention, None
         cache.seen += 0 if output is None else cache.position.shape[1]
 
 
 def attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, evicting_cache: EvictingCache, **settings: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float | None = None, **settings: Any
 ) -> tuple[Tensor, None]:
     """Return the values [b l h d] that queries [b h l d] attend to, with the entries [b g l d] inserted first."""
+    cache, cap = READING.get(), settings.pop("softcap", None)
+    layer = cache.memories[module.layer_idx]
+    check_call(module, layer, settings)
+    layer.products.scale, layer.products.cap = scaling, cap
 
     def own(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        return sdpa_attention_forward(module, query, key, value, seen, **settings)[0]
+        return sdpa_attention_forward(module, query, key, value, seen, scaling=scaling, **settings)[0]
 
     columns = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    return evicting_cache.attend(module.layer_idx, columns, own), None
+    return cache.attend(module.layer_idx, columns, own if cap is None else None), None
+
+
+def check_call(module: Any, layer: LayerMemory, settings: dict[str, Any]) -> None:
+    """Raise UserError where a layer asks for attention that a memory does not compute."""
+    if settings.get("s_aux") is not None or settings.get("position_bias") is not None:
+        raise UserError(
+            f"{type(module).__name__} adds to the logits of attention, which an EvictingCache does not: not supported"
+        )
+    window = settings.get("sliding_window", layer.memory.window)
+    if window != layer.memory.window:
+        raise UserError(
+            f"layer {module.layer_idx} attends to {window} tokens, its configuration says {layer.memory.window}: not supported"
+        )

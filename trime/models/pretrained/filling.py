@@ -6,6 +6,7 @@ that the policy has yet to see are kept aside: all of them, or those of the last
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -32,14 +33,32 @@ class Queries(NamedTuple):
         return Queries(*(column[rows] for column in self))
 
 
+@dataclass
+class DotProducts:
+    """Scores of queries and keys that the model itself has rotated to their positions.
+
+    ``scale`` and ``cap`` are the layer's: logits are ``scale`` times products (None: 1 / sqrt(d)), at most ``cap`` by a tanh.
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+
+    def stored(self, key: Tensor, position: Tensor) -> Tensor:
+        return key
+
+    def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
+        logits = dot_products(query if self.scale is None else query * (self.scale * query.shape[-1] ** 0.5), key)
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
 class Filling:
     """The entries of a ``memory`` that is not full, in the order of reading: keys and values [b n g d], positions [b n].
 
-    Padding takes a place at position -1. ``chunk``: tokens of a step of the policy.
+    Padding takes a place at position -1. ``chunk``: tokens of a step of the policy. ``score``: of queries and keys.
     """
 
-    def __init__(self, memory: Attendre, chunk: int):
-        self.memory, self.chunk, self.count = memory, chunk, 0
+    def __init__(self, memory: Attendre, chunk: int, score: DotProducts):
+        self.memory, self.chunk, self.score, self.count = memory, chunk, score, 0
         self.columns: list[Tensor] = []  # keys, values and positions, with room after the first ``count``
         self.ranking: Ranking | None = None  # of the entries whose queries the policy has seen
         self.aside: list[Queries] = []
@@ -116,7 +135,7 @@ class Filling:
         summary = policy.begin(ranking)
         for queries in self.aside:
             for query, at in zip(*(column.split(self.chunk, 1) for column in queries), strict=True):
-                logits = dot_products(query, keys).masked_fill(~self.memory.visible(at, position), -torch.inf)
+                logits = self.score(query, at, keys, position).masked_fill(~self.memory.visible(at, position), -torch.inf)
                 summary = policy.observe(summary, AttentionBlock(logits, at))
         self.ranking, self.aside = policy.finalize(ranking, summary), []
         return self.ranking

@@ -17,10 +17,9 @@ from torch.nn import functional as F
 from trime.common.types import AttentionBlock, Float, Int, Ranking, Tensor
 from trime.memory.slots.bounded import BoundedMemory, MemoryState, SlotWrites
 from trime.models.layers.attention import AttentionTrace
-from trime.models.layers.rotary import dot_products
 from trime.models.layers.topk_attention import masked_softmax
 from trime.models.pretrained.attendre import Attendre, copy_scores_from
-from trime.models.pretrained.filling import Filling, Queries, seen_by
+from trime.models.pretrained.filling import DotProducts, Filling, Queries, seen_by
 
 Columns = tuple[Tensor, Tensor, Tensor]  # queries [b l h d], keys and values [b l g d]
 OwnAttention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # the model's, of [b _ _ d] and a mask
@@ -35,16 +34,6 @@ class PositionScore(Protocol):
 
     def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
         """Return scores [b h q m] of queries [b q h d] at positions ``at`` and stored keys at positions ``of``."""
-
-
-class DotProducts:
-    """Scores of queries and keys that the model itself has rotated to their positions."""
-
-    def stored(self, key: Tensor, position: Tensor) -> Tensor:
-        return key
-
-    def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
-        return dot_products(query, key)
 
 
 class Decoding:
@@ -95,11 +84,12 @@ class LayerMemory:
     def __init__(self, memory: Attendre, chunk: int, score: PositionScore | None = None, heads: int = 1, records: bool = False):
         self.memory, self.chunk, self.heads, self.records = memory, chunk, heads, records
         self.score, self.model_rotates = score or DotProducts(), score is None
+        self.products = self.score if isinstance(self.score, DotProducts) else DotProducts()
         self.is_plain = self.model_rotates and heads == 1 and not records  # the model's own attention could read it
         self.reset()
 
     def reset(self) -> None:
-        self.filling = Filling(self.memory, self.chunk) if self.is_plain else None
+        self.filling = Filling(self.memory, self.chunk, self.products) if self.is_plain else None
         self.full: MemoryState | None = None  # the entries where this is not a filling
         self.waiting: Queries | None = None
         # Of the last step: similarities of what was retrieved, positions of the entries, and of the queries.
@@ -169,7 +159,7 @@ class LayerMemory:
             self.full = self.state._replace(ranking=self.memory.learn(ranking, block))
         return attended, queries.position[:: self.heads]
 
-    def decode(self, columns: Columns, decoding: Decoding, index: int, own: OwnAttention) -> Float[Tensor, "b 1 h d"]:
+    def decode(self, columns: Columns, decoding: Decoding, index: int, own: OwnAttention | None) -> Float[Tensor, "b 1 h d"]:
         """Insert the entry of a token for which all layers have made room together; return what its query attends to."""
         (query, key, value), _ = self.folded(columns, decoding.at[:: self.heads])
         for old, new in zip(self.state.columns, (self.score.stored(key, decoding.at), value), strict=True):
@@ -196,13 +186,19 @@ class LayerMemory:
         return values, AttentionBlock(result.logits, at, result.retrieved)
 
     def read(
-        self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention
+        self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention | None
     ) -> Float[Tensor, "b l h d"]:
-        """Insert entries and return what their queries attend to, chunk by chunk; ``own`` is the model's attention."""
+        """Insert entries and return what their queries attend to, chunk by chunk.
+
+        ``own`` is the model's attention; None where it cannot be called, and the memory's own attention reads.
+        """
         length = position.shape[1]
         if self.filling is not None and self.filling.takes(length):
             self.filling.append(*columns, position)
-            keys, values, _ = self.filling.entries
+            keys, values, of = self.filling.entries
+            if own is None:
+                pairs = columns[0], position, keys, of
+                return self.memory.look(pairs, values, self.score).values.transpose(1, 2).to(columns[0].dtype)
             return own(columns[0], keys, values, self.filling.mask(position, has_padding))
         if length <= self.chunk:
             return self.step(columns, position, has_padding, own)[0].to(columns[0].dtype)
@@ -332,7 +328,7 @@ class LayerMemories:
             self.decoding = Decoding(self.memories[0].memory, states)
         self.decoding.insert(repeated(position, self.memories[0].heads))
 
-    def attend(self, index: int, columns: Columns, own: OwnAttention) -> Float[Tensor, "b l h d"]:
+    def attend(self, index: int, columns: Columns, own: OwnAttention | None) -> Float[Tensor, "b l h d"]:
         """Insert a layer's entries and return what its queries attend to (see ``LayerMemory.read``)."""
         if self.decoding is not None:
             return self.memories[index].decode(columns, self.decoding, index, own)
