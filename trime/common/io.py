@@ -166,6 +166,18 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, 
         partial.chmod(mode)  # safetensors leaves files that only their owner can read
 
 
+def read_tensors(path: Path, mend: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a file and its note; UserError where it is damaged, which says how to ``mend`` that."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as content:
+            note = json.loads((content.metadata() or {}).get("note", "{}"))
+            return {name: content.get_tensor(name) for name in content.keys()}, note  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is missing or damaged ({error}): {mend}") from None
+
+
 def write_array(path: Path, array: np.ndarray) -> None:
     """Write an array as .npy, whole or not at all."""
     with replacing(path) as partial, partial.open("wb") as file:

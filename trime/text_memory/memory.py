@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections import Counter
@@ -15,10 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
 
 from trime.common.checks import check_number, shown
-from trime.common.io import write_tensors
+from trime.common.io import read_tensors, write_tensors
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
 from trime.data.datasets.files import Text, replaced
@@ -41,6 +39,7 @@ WEIGHTS, SCALE = "weights.safetensors", "scale.safetensors"
 PROBE = Path(__file__).with_name("probe.txt")  # a text on which the scale of contexts is measured, whatever is stored
 COPIED = 0.5  # share of a text in long n-grams of the memory above which it counts as a near copy
 FOLDS = 8
+MEND = "delete it, and fit the memory again"
 NOISE = 0.02  # nats: a feature that varies less, as of an untrained model, holds rounding errors
 SHOWN = 8  # tokens on each side of a source
 # What a prompt ends with and a token may begin with: a word, marks, or blanks.
@@ -121,7 +120,7 @@ class TextMemory:
             deviation = contexts.std(0)
             deviation = deviation.clamp(min=float(deviation.mean()) / 100)
             write_tensors(file, {"mean": contexts.mean(0), "deviation": deviation})
-        tensors = read_tensors(file)[0]
+        tensors = read_tensors(file, MEND)[0]
         return tensors["mean"], tensors["deviation"]
 
     def scaled(self, context: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -230,7 +229,7 @@ class TextMemory:
         file = self.folder / WEIGHTS
         if not file.exists():
             raise UserError(f"{self.folder} has no weights yet: call fit with texts that are not in the memory")
-        state, note = read_tensors(file)
+        state, note = read_tensors(file, MEND)
         mixture = Adaptive(note["temperatures"], history=[])
         mixture.load(state)
         return mixture
@@ -386,13 +385,3 @@ def rows_of(output: Any) -> Int[Tensor, "b l"]:
 
 def checksum_of_text(text: Text) -> str:
     return xxhash.xxh3_64_hexdigest(text.content.encode())
-
-
-def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors of a file and its note; UserError where it is damaged."""
-    try:
-        with safe_open(file, "pt") as content:
-            note = json.loads((content.metadata() or {}).get("note", "{}"))
-            return {name: content.get_tensor(name) for name in content.keys()}, note  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({error}): delete it, and fit the memory again") from None

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from trime.common.io import read_tensors, write_tensors
 from trime.common.types import Bool, Int, Tensor
 from trime.errors import UserError
+from trime.memory.recall.store import Recall
 from trime.memory.slots.bounded import BoundedMemory
 from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory
-from trime.models.pretrained.loading import check_version, unwrapped
+from trime.models.pretrained.loading import check_version, identity_of_model, unwrapped
 from trime.models.pretrained.rope import per_layer, sliding_windows
 
 check_version()  # before the imports below fail with a message of their own
@@ -31,6 +35,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 IMPLEMENTATION = "trime_evicting"  # the name of the attention function in transformers
+FILE = "cache.safetensors"
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -42,6 +47,9 @@ class EvictingCache(LayerMemories, Cache):
     A prompt is read in chunks of ``chunk`` tokens, whose entries are inserted before their queries attend, to the ``top_k``
     best of each head (None: all); by default a chunk is a quarter of the smallest memory, at most 128. ``size`` and ``top_k``
     may be lists, with a value for each layer. As long as a memory holds everything it costs as much as transformers' own cache.
+
+    ``recall``: what is evicted is not lost, and the queries of each chunk, or of each token that is written, also attend to
+    this number of entries of it, in blocks (``Recall``: of which size, found by what, kept where).
 
     Batches may be padded, beams reordered: chunks count from the first token of each row, which evicts what it would evict
     alone. Rows that end before the others read padding until all have ended, which takes room; a mask that hides it in the next
@@ -55,8 +63,10 @@ class EvictingCache(LayerMemories, Cache):
         policy: EvictionPolicy,
         top_k: int | list[int | None] | None = None,
         chunk: int | None = None,
+        recall: Recall | int | None = None,
     ):
         model = unwrapped(model)
+        recall = Recall(recall) if isinstance(recall, int) else recall
         check_attention(model)
         count = model.config.num_hidden_layers
         sizes, best = (per_layer(value, count, name) for value, name in ((size, "size"), (top_k, "top_k")))
@@ -74,7 +84,10 @@ class EvictingCache(LayerMemories, Cache):
                 stacklevel=2,
             )
         settings = zip(sizes, best, sliding_windows(model.config, count), strict=True)
-        layers = [LayerMemory(Attendre(BoundedMemory(m, policy), 0, k, True, window), chunk) for m, k, window in settings]
+        layers = [
+            LayerMemory(Attendre(BoundedMemory(m, policy), 0, k, True, window), chunk, recall=recall)
+            for m, k, window in settings
+        ]
         self.set_up(model, layers)
 
     @classmethod
@@ -88,6 +101,7 @@ class EvictingCache(LayerMemories, Cache):
         """Take the layers' memories, and let the model announce its calls with a cache (``begin_call``)."""
         LayerMemories.__init__(self, layers)
         Cache.__init__(self, layers=[])  # the memories do all that transformers' own layers of a cache would do
+        self.model: Any = weakref.ref(model)  # a copy of the cache is not one of the model
         self.chunk, self.longest = layers[0].chunk, getattr(model.config, "max_position_embeddings", None) or 2**31
         self.model_attention: str | None = None  # the model's attention implementation, within a call that replaces it
         self.seen = 0  # tokens, padding included
@@ -199,9 +213,58 @@ class EvictingCache(LayerMemories, Cache):
         """Continue with every row of the batch ``repeats`` times, copies side by side."""
         self.take_rows(torch.arange(self.rows).repeat_interleave(repeats))
 
+    def save(self, folder: str | Path) -> None:
+        """Write what was read to a folder, from which a cache of the same settings, for the same model, can ``load`` it."""
+        if not self.rows:
+            raise UserError("the cache has read nothing yet: let it read a text before it is saved")
+        tensors = {
+            f"{number} {name}": tensor for number, layer in enumerate(self.apart()) for name, tensor in layer.tensors().items()
+        }
+        mask = {} if self.mask is None else {"mask": self.mask}
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_tensors(Path(folder) / FILE, tensors | mask, {"made with": self.identity(), "seen": self.seen})
+
+    def load(self, folder: str | Path) -> EvictingCache:
+        """Go on with a text that was read and saved, in place of any other; return the cache.
+
+        UserError where it was read by another model, or by a cache of other settings.
+        """
+        file = Path(folder) / FILE
+        tensors, note = read_tensors(file, "name a folder that save wrote, or read the text again")
+        for name, value in self.identity().items():
+            if (other := note.get("made with", {}).get(name)) != value:
+                raise UserError(f"{file} was made with another {name}, {other} where this is {value}: use the same to go on")
+        device = self.model().device
+        for number, layer in enumerate(self.memories):
+            first = f"{number} "
+            layer.take({name[len(first) :]: tensor for name, tensor in tensors.items() if name.startswith(first)}, device)
+        self.decoding, self.seen, self.mask = None, note["seen"], tensors.get("mask")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a text depends on that was read with this cache."""
+        layers = [layer.memory for layer in self.memories]
+        recall = self.memories[0].recall
+        return {
+            "model": identity_of_model(self.model()),
+            "size": [memory.keys.size for memory in layers],
+            "top_k": [memory.top_k for memory in layers],
+            "policy": described(layers[0].keys.policy),
+            "chunk": self.chunk,
+            "recall": recall and [recall.block, described(recall.key)],
+        }
+
     def crop(self, tokens_to_remove: int) -> None:
         """Raise UserError: what was evicted cannot come back."""
         raise UserError("an evicting cache cannot forget its newest tokens: assisted generation needs another cache")
+
+
+def described(part: Any) -> str:
+    """Return an object's class and settings."""
+    if not hasattr(part, "__dict__"):
+        return repr(part)
+    settings = ", ".join(f"{name}={described(value)}" for name, value in sorted(vars(part).items()))
+    return f"{type(part).__name__}({settings})"
 
 
 def check_attention(model: Any) -> None:

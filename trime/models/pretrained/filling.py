@@ -46,6 +46,10 @@ class DotProducts:
     def stored(self, key: Tensor, position: Tensor) -> Tensor:
         return key
 
+    def scale_of(self, query: Tensor) -> float:
+        """Return what products with these queries are multiplied by."""
+        return query.shape[-1] ** -0.5 if self.scale is None else self.scale
+
     def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
         logits = dot_products(query if self.scale is None else query * (self.scale * query.shape[-1] ** 0.5), key)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)

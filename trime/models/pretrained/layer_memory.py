@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from trime.common.types import AttentionBlock, Float, Int, Ranking, Tensor
+from trime.memory.recall.store import EntryStore, Recall
 from trime.memory.slots.bounded import BoundedMemory, MemoryState, SlotWrites
 from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.topk_attention import masked_softmax
@@ -79,10 +80,21 @@ class LayerMemory:
     ``chunk``: tokens that are read in one step. ``score``: how queries see keys at their positions; None if the model rotates
     both, so that its own attention can read the entries. ``heads``: the number of heads of keys if each evicts for itself, as a
     row of the memory (Attendre footnote 2); 1 if they evict together. ``records``: the attention of the last step is kept.
+    ``recall``: each step's queries also attend to the best of what is not in the memory any more.
     """
 
-    def __init__(self, memory: Attendre, chunk: int, score: PositionScore | None = None, heads: int = 1, records: bool = False):
+    def __init__(
+        self,
+        memory: Attendre,
+        chunk: int,
+        score: PositionScore | None = None,
+        heads: int = 1,
+        records: bool = False,
+        recall: Recall | None = None,
+    ):
         self.memory, self.chunk, self.heads, self.records = memory, chunk, heads, records
+        sees_more = memory.window is None or memory.window > memory.keys.size
+        self.recall = recall if sees_more else None  # nothing beyond the window can be seen
         self.score, self.model_rotates = score or DotProducts(), score is None
         self.products = self.score if isinstance(self.score, DotProducts) else DotProducts()
         self.is_plain = self.model_rotates and heads == 1 and not records  # the model's own attention could read it
@@ -91,6 +103,7 @@ class LayerMemory:
     def reset(self) -> None:
         self.filling = Filling(self.memory, self.chunk, self.products) if self.is_plain else None
         self.full: MemoryState | None = None  # the entries where this is not a filling
+        self.store = EntryStore(self.recall) if self.recall else None
         self.waiting: Queries | None = None
         # Of the last step: similarities of what was retrieved, positions of the entries, and of the queries.
         self.last: tuple[Float[Tensor, "b h q m"], Int[Tensor, "b m"], Int[Tensor, "b q"]] | None = None
@@ -107,6 +120,8 @@ class LayerMemory:
         """The entries and their ranking; a filling memory becomes one that evicts from now on."""
         if self.full is None:
             assert self.filling is not None and self.filling.count, "the memory has read nothing yet"
+            if self.store is not None:
+                self.store.write(*self.filling.entries)
             self.full, self.filling = self.filling.state(), None
         return self.full
 
@@ -132,8 +147,11 @@ class LayerMemory:
         """Insert the entries of a chunk, then let queries attend; return what they attend to and their positions."""
         (query, key, value), position = self.folded(columns, position)
         entries, queries = (self.score.stored(key, position), value), Queries(query, position)
+        state = self.state if self.rows else self.memory.keys.empty(entries)
+        if self.store is not None:
+            self.store.write(*entries, position)
         write = self.memory.keys.update if torch.is_grad_enabled() else self.memory.keys.overwrite
-        self.full = write(self.state if self.rows else self.memory.keys.empty(entries), entries, position)
+        self.full = write(state, entries, position)
         self.filling = None
         # Queries that have waited longest attend, and may see entries of later chunks (Attendre Figure 1).
         if self.memory.query_size or self.waiting is not None:  # a delay line: all rows move in step, padding included
@@ -162,8 +180,11 @@ class LayerMemory:
     def decode(self, columns: Columns, decoding: Decoding, index: int, own: OwnAttention | None) -> Float[Tensor, "b 1 h d"]:
         """Insert the entry of a token for which all layers have made room together; return what its query attends to."""
         (query, key, value), _ = self.folded(columns, decoding.at[:: self.heads])
-        for old, new in zip(self.state.columns, (self.score.stored(key, decoding.at), value), strict=True):
+        entries = self.score.stored(key, decoding.at), value
+        for old, new in zip(self.state.columns, entries, strict=True):
             decoding.writes[index].apply_(old, new)
+        if self.store is not None:
+            self.store.write(*entries, decoding.at)
         attended, block = self.look(Queries(query, decoding.at), decoding.positions[index], decoding.has_gaps, own)
         if block is not None:
             decoding.blocks.append(block)
@@ -173,17 +194,22 @@ class LayerMemory:
         self, queries: Queries, of: Int[Tensor, "b n"], has_gaps: bool, own: OwnAttention | None
     ) -> tuple[Float[Tensor, "_ q h d"], AttentionBlock | None]:
         """Return what queries attend to of entries at ``of``, and the scores, unless the model's ``own`` attention can read."""
-        (query, at), (key, value) = queries, (column[:, : of.shape[1]] for column in self.state.columns)
+        (query, at), held = queries, of.shape[1]
+        key, value = (column[:, :held] for column in self.state.columns)
+        if self.store is not None and (recalled := self.store.best(query, at, of, self.products.scale_of(query))):
+            key, value, of = (torch.cat(pair, 1) for pair in zip((key, value, of), recalled, strict=True))
+            has_gaps = True
         sees_all = at.shape[1] == 1 and self.memory.window is None and not has_gaps
         needs_scores = not self.is_plain or self.memory.keys.policy.uses_attention or self.memory.top_k is not None
         if own is not None and not needs_scores:
             return own(query, key, value, None if sees_all else seen_by(self.memory, at, of)), None
         result = self.memory.look((query, at, key, of), value, self.score, sees_all)
         if self.records and bool((at >= 0).any()):
-            self.last = result.similarity, of, at
+            self.last = result.similarity[..., :held], of[:, :held], at
         values = result.values.transpose(1, 2)  # [b·g q h/g d], where each of g heads is a row
         values = values if self.heads == 1 else values.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2, 3)
-        return values, AttentionBlock(result.logits, at, result.retrieved)
+        retrieved = None if result.retrieved is None else result.retrieved[..., :held]
+        return values, AttentionBlock(result.logits[..., :held], at, retrieved)
 
     def read(
         self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention | None
@@ -226,6 +252,8 @@ class LayerMemory:
         """Continue with copies of these rows; repeats allowed."""
         if self.filling is not None and self.filling.count:
             self.filling.take_rows(rows.to(self.filling.columns[0].device))
+        if self.store is not None:
+            self.store.take_rows((self.heads * rows[:, None] + torch.arange(self.heads, device=rows.device)).flatten())
         if self.full is None:
             return
         of_heads = (self.heads * rows[:, None] + torch.arange(self.heads, device=rows.device)).flatten()
@@ -242,12 +270,15 @@ class LayerMemory:
         """Return a memory of copies of the entries, with slots for further ``tokens``, which are read in one step."""
         state, other = self.state, copy.copy(self)
         other.memory, other.chunk, other.records = self.memory.with_room(tokens), tokens, False
+        other.store = None  # a question that guides eviction is not kept
         other.full = other.memory.keys.fit(state)
         return other
 
     def forget(self, length: Int[Tensor, " b"]) -> None:
         """Forget each row's entries from position ``length`` on: their slots are empty then."""
         old, length = self.state.ranking, repeated(length, self.heads)
+        if self.store is not None:
+            self.store.forget(length)
         gone = old.position >= length[:, None]
         ranking = old._replace(
             position=old.position.masked_fill(gone, -1),
@@ -256,6 +287,21 @@ class LayerMemory:
             clock=torch.minimum(old.clock, length - 1),
         )
         self.full = self.state._replace(ranking=ranking)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what ``take`` needs to go on with the text that was read."""
+        other = copy.copy(self)
+        state = other.state
+        columns = {"key": state.columns[0], "value": state.columns[1], **state.ranking._asdict()}
+        return columns | ({} if other.store is None else other.store.tensors())
+
+    def take(self, tensors: dict[str, Tensor], device: torch.device) -> None:
+        """Go on with a text that another memory of the same settings has read."""
+        ranking = Ranking(*(tensors[name].to(device) for name in Ranking._fields))
+        self.reset()
+        self.full, self.filling = MemoryState((tensors["key"].to(device), tensors["value"].to(device)), ranking), None
+        if self.store is not None:
+            self.store.take(tensors, device)
 
     def trace(self) -> AttentionTrace | None:
         """Return the attention of each row's last query; None where nothing was recorded."""
@@ -269,7 +315,7 @@ class LayerMemory:
         """Return a memory of the same tensors: give it rows of its own before either reads on."""
         other = object.__new__(type(self))
         vars(other).update(vars(self))
-        other.filling = copy.copy(self.filling)
+        other.filling, other.store = copy.copy(self.filling), copy.copy(self.store)
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LayerMemory:
@@ -295,6 +341,11 @@ class LayerMemories:
     def bytes(self) -> int:
         """The size of the entries of all layers in bytes, empty slots included."""
         return sum(column.nbytes for layer in self.memories for column in layer.columns)
+
+    @property
+    def stored_bytes(self) -> int:
+        """The size of what can be recalled, of all layers, in bytes; it is in main memory or on disk."""
+        return sum(layer.store.bytes for layer in self.memories if layer.store is not None)
 
     @property
     def are_alike(self) -> bool:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -23,6 +25,7 @@ from trime.errors import UserError, install_command
 TESTED = ("5.23",)  # versions of transformers that the families were tested with
 HEAD = "lm_head.weight"
 ADDRESS = "https://huggingface.co"
+SAMPLED = 64  # values of each weight that tell models apart
 SECONDS = 3.0  # after which the hub counts as out of reach
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
@@ -44,7 +47,6 @@ def convert(file: Path, folder: Path) -> None:
     for package in ("gguf", "accelerate"):
         if not find_spec(package):
             raise UserError(f"reading a GGUF file needs the package {package}: {install_command('smollm2')}")
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
@@ -133,6 +135,16 @@ def model_class(model: Any, supported: Collection[str]) -> str:
 def unwrapped(model: Any) -> Any:
     """Return the model that a PeftModel wraps, whose layers hold the updates already; any other as it is."""
     return model.get_base_model() if type(model).__name__.startswith("Peft") else model
+
+
+def identity_of_model(model: Any) -> str:
+    """Return what tells this model from others of its class; it does not depend on the type of the weights."""
+    weights = xxhash.xxh3_64()
+    for name, tensor in model.state_dict().items():
+        flat = tensor.detach().flatten()
+        sample = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].to("cpu", torch.bfloat16)
+        weights.update(f"{name} {tuple(tensor.shape)}".encode() + sample.view(torch.int16).numpy().tobytes())
+    return f"{type(unwrapped(model)).__name__} {weights.hexdigest()}"
 
 
 def read_tensor(name: str, tensor: str) -> Tensor | None:

@@ -1,0 +1,153 @@
+"""Recall: what an EvictingCache has evicted comes back to the queries that attend to it, and a text is read once."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the extra pretrained")
+
+import trime
+from tests.helpers.decoders import model_of
+from trime.errors import UserError
+from trime.memory.recall.base import BlockKey
+from trime.memory.recall.mean import MeanKey
+from trime.memory.recall.quest import Quest
+from trime.memory.recall.representatives import Representatives
+from trime.memory.recall.store import EntryStore, Recall
+from trime.models.pretrained.evicting_cache import FILE, EvictingCache
+
+LENGTH = 60
+KEYS = [MeanKey(), Quest(), Representatives(3)]
+SETTINGS = {"Gemma2": {"attn_logit_softcapping": 2.0}, "Mistral": {"sliding_window": 30}}
+
+
+def model_with_contrast(kind: str) -> Any:
+    """Return a model whose attention is far from uniform."""
+    model = model_of(kind, 50, **SETTINGS.get(kind, {}))
+    model.set_attn_implementation("eager")
+    for weight in model.parameters():
+        weight.data *= 4 if weight.dim() > 1 else 1
+    return model
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return model_with_contrast("Llama")
+
+
+def read(model: Any, cache: EvictingCache, tokens: torch.Tensor, **settings: Any) -> torch.Tensor:
+    """Return the logits of a text that is read as a prompt, token by token, and as another prompt."""
+    pieces = tokens.split([33, 1, 1, 1, tokens.shape[1] - 36], 1)
+    return torch.cat([model(piece, past_key_values=cache, **settings).logits for piece in pieces], 1)
+
+
+@pytest.mark.parametrize("policy", [trime.FIFO(), trime.TOVA(), trime.H2O(), trime.LRU(), trime.Sink(2)])
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: type(key).__name__)
+@torch.no_grad()
+def test_all_of_it_is_full_attention(key: BlockKey, policy: Any, llama: Any, tmp_path: Path) -> None:
+    """Whatever is evicted, and wherever it is stored; and some of it is closer to full attention than none."""
+    tokens = torch.randint(3, 50, (2, LENGTH))
+    expected = llama(tokens).logits
+    distance = {}
+    for entries, folder in ((LENGTH, tmp_path), (12, None), (0, None)):
+        recall = Recall(entries, block=4, key=key, folder=folder) if entries else None
+        cache = EvictingCache(llama, 12, policy, chunk=5, recall=recall)
+        distance[entries] = float((read(llama, cache, tokens) - expected).abs().mean())
+    assert distance[LENGTH] < 1e-5 < distance[12] < distance[0]
+
+
+@pytest.mark.parametrize("kind", ["Gemma2", "Mistral", "GPT2", "Qwen3", "StableLm"])
+@torch.no_grad()
+def test_layers_keep_what_is_their_own(kind: str) -> None:
+    model, tokens = model_with_contrast(kind), torch.randint(3, 50, (2, LENGTH))
+    cache = EvictingCache(model, 12, trime.TOVA(), chunk=5, recall=Recall(LENGTH, block=4))
+    torch.testing.assert_close(read(model, cache, tokens), model(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_rows_recall_what_each_would_alone(llama: Any) -> None:
+    """Whatever padding the others have; beams and copies take what is stored along."""
+    tokens, mask = torch.randint(3, 50, (2, LENGTH)), torch.ones(2, LENGTH, dtype=torch.long)
+    mask[0, :7] = 0
+    cache, alone = (EvictingCache(llama, 12, trime.TOVA(), chunk=5, recall=Recall(8, block=4)) for _ in range(2))
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    together = llama(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache).logits
+    torch.testing.assert_close(together[0, 7:], llama(tokens[:1, 7:], past_key_values=alone).logits[0])
+    other, more = copy.deepcopy(alone), torch.randint(3, 50, (2, 9))
+    other.batch_repeat_interleave(2)
+    both = llama(more, past_key_values=other).logits
+    torch.testing.assert_close(both[0], llama(more[:1], past_key_values=alone).logits[0])
+    assert alone.stored_bytes * 2 == other.stored_bytes > 0
+
+
+@torch.no_grad()
+def test_a_text_is_read_once_and_asked_in_another_process(llama: Any, tmp_path: Path) -> None:
+    tokens, more = torch.randint(3, 50, (2, LENGTH)), torch.randint(3, 50, (2, 9))
+    for recall in (Recall(8, block=4, key=Quest()), None):
+        cache, again = (EvictingCache(llama, 12, trime.H2O(), chunk=5, recall=recall) for _ in range(2))
+        llama(tokens, past_key_values=cache)
+        cache.save(tmp_path)
+        again.load(tmp_path)
+        torch.testing.assert_close(llama(more, past_key_values=again).logits, llama(more, past_key_values=cache).logits)
+    filling = EvictingCache(llama, 100, trime.H2O(), chunk=5)
+    llama(tokens, past_key_values=filling)
+    filling.save(tmp_path / "filling")
+    expected = llama(more, past_key_values=filling).logits
+    loaded = EvictingCache(llama, 100, trime.H2O(), chunk=5).load(tmp_path / "filling")
+    torch.testing.assert_close(llama(more, past_key_values=loaded).logits, expected)
+    assert loaded.get_seq_length() == LENGTH + 9
+
+
+@torch.no_grad()
+def test_what_is_saved_knows_what_it_was_made_with(llama: Any, tmp_path: Path) -> None:
+    tokens = torch.randint(3, 50, (1, LENGTH))
+    cache = EvictingCache(llama, 12, trime.TOVA(), chunk=5, recall=Recall(8, block=4))
+    with pytest.raises(UserError, match="read nothing yet"):
+        cache.save(tmp_path)
+    llama(tokens, past_key_values=cache)
+    cache.save(tmp_path)
+    changed = model_with_contrast("Llama")
+    changed.model.layers[0].mlp.up_proj.weight.data += 1
+    others = {
+        "model": EvictingCache(changed, 12, trime.TOVA(), chunk=5, recall=Recall(8, block=4)),
+        "size": EvictingCache(llama, 13, trime.TOVA(), chunk=5, recall=Recall(8, block=4)),
+        "policy": EvictingCache(llama, 12, trime.TOVA(recent=2), chunk=5, recall=Recall(8, block=4)),
+        "recall": EvictingCache(llama, 12, trime.TOVA(), chunk=5),
+    }
+    for name, other in others.items():
+        with pytest.raises(UserError, match=f"another {name}"):
+            other.load(tmp_path)
+    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-100])
+    with pytest.raises(UserError, match="damaged"):
+        cache.load(tmp_path)
+    with pytest.raises(UserError, match="missing"):
+        cache.load(tmp_path / "nowhere")
+
+
+def test_a_store_returns_what_queries_attend_to() -> None:
+    """The best blocks for all queries together, without what the memory holds; entries of other rows play no part."""
+    key = torch.zeros(2, 12, 1, 4)
+    key[0, 5], key[1, 9] = torch.tensor([9.0, 0, 0, 0]), torch.tensor([9.0, 0, 0, 0])
+    store = EntryStore(Recall(3, block=3, key=Quest()))
+    store.write(key, key + 1, torch.arange(12).expand(2, -1))
+    query = torch.tensor([1.0, 0, 0, 0]).expand(2, 1, 2, 4)
+    held = torch.tensor([[3, 11, -1], [11, 0, -1]])
+    found = store.best(query, torch.tensor([[12], [12]]), held, 1.0)
+    assert found is not None
+    assert found[2].tolist() == [[-1, 4, 5], [9, 10, -1]]
+    assert torch.equal(found[0][0, 2], key[0, 5]) and torch.equal(found[1][1, 0], key[1, 9] + 1)
+    assert store.best(query, torch.tensor([[12], [12]]), torch.arange(12).expand(2, -1), 1.0) is None
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    store = EntryStore(Recall(4, folder=tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="name another folder"):
+        store.write(torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4), torch.tensor([[0, 1]]))
+    for wrong in ({"entries": 0}, {"entries": 4, "block": 0}):
+        with pytest.raises(UserError, match="at least 1"):
+            Recall(**wrong)

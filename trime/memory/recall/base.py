@@ -1,0 +1,19 @@
+"""What stands for a block of a text's entries when queries look for the blocks that they attend to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from trime.common.types import Bool, Float, Tensor
+
+
+class BlockKey(ABC):
+    """Describes blocks by a few vectors for each head of keys, and scores them for queries."""
+
+    @abstractmethod
+    def of(self, key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "n b r g d"]:
+        """Return what stands for blocks of ``s`` keys each, of which those that are not ``filled`` hold nothing."""
+
+    @abstractmethod
+    def scores(self, query: Float[Tensor, "b g q d"], block: Float[Tensor, "b g n r d"]) -> Float[Tensor, "b g q n"]:
+        """Return how much queries are expected to attend to a key of each block, in units of query times key."""
