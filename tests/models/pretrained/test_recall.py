@@ -61,6 +61,17 @@ def test_all_of_it_is_full_attention(key: BlockKey, policy: Any, llama: Any, tmp
     assert distance[LENGTH] < 1e-5 < distance[12] < distance[0]
 
 
+@pytest.mark.parametrize("settings", [{"per_head": True}, {"position": "none"}, {"per_head": True, "position": "lm_infinite"}])
+@torch.no_grad()
+def test_heads_recall_for_themselves_and_memories_may_rotate_keys(settings: dict[str, Any], llama: Any) -> None:
+    tokens, recall = torch.randint(3, 50, (2, LENGTH)), Recall(LENGTH, block=4)
+    cache = EvictingCache(llama, 12, trime.TOVA(), chunk=5, recall=recall, **settings)
+    torch.testing.assert_close(read(llama, cache, tokens), llama(tokens).logits, rtol=1e-4, atol=1e-5)
+    prompt = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 4, "do_sample": False}
+    cache = EvictingCache(llama, 12, trime.TOVA(), chunk=5, recall=recall, **settings)
+    assert torch.equal(llama.generate(tokens, past_key_values=cache, **prompt), llama.generate(tokens, **prompt))
+
+
 @pytest.mark.parametrize("kind", ["Gemma2", "Mistral", "GPT2", "Qwen3", "StableLm"])
 @torch.no_grad()
 def test_layers_keep_what_is_their_own(kind: str) -> None:
@@ -137,11 +148,12 @@ def test_a_store_returns_what_queries_attend_to() -> None:
     store.write(key, key + 1, torch.arange(12).expand(2, -1))
     query = torch.tensor([1.0, 0, 0, 0]).expand(2, 1, 2, 4)
     held = torch.tensor([[3, 11, -1], [11, 0, -1]])
-    found = store.best(query, torch.tensor([[12], [12]]), held, 1.0)
+    at, nothing = torch.tensor([[12], [12]]), torch.full((2, 2, 1), -torch.inf)
+    found = store.best(query, at, held, nothing, 1.0)
     assert found is not None
     assert found[2].tolist() == [[-1, 4, 5], [9, 10, -1]]
     assert torch.equal(found[0][0, 2], key[0, 5]) and torch.equal(found[1][1, 0], key[1, 9] + 1)
-    assert store.best(query, torch.tensor([[12], [12]]), torch.arange(12).expand(2, -1), 1.0) is None
+    assert store.best(query, at, torch.arange(12).expand(2, -1), nothing, 1.0) is None
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ positions of a text, and a row's entries are in the places of their positions, w
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -61,7 +62,7 @@ class EntryStore:
         return sum(column.nbytes for column in self.columns)
 
     @torch.no_grad()
-    def write(self, key: Float[Tensor, "b l g d"], value: Float[Tensor, "b l g d"], position: Int[Tensor, "b l"]) -> None:
+    def write(self, key: Float[Tensor, "b l g s"], value: Float[Tensor, "b l g d"], position: Int[Tensor, "b l"]) -> None:
         """Add entries at their positions; -1 is no entry."""
         device, position = key.device, position.cpu()
         length = torch.zeros(len(key), dtype=torch.long) if self.length is None else self.length
@@ -81,7 +82,9 @@ class EntryStore:
         size = self.recall.block
         first, last = begin // size, end // size + 1
         filled = self.filled(first, last)
-        blocks = self.columns[0][first * size : last * size].unflatten(0, (-1, size)).float()
+        # Where memories rotate keys these are stored before and after it, side by side: blocks are found by what is before.
+        keys = self.columns[0][first * size : last * size, ..., : self.columns[1].shape[-1]]
+        blocks = keys.unflatten(0, (-1, size)).float()
         new_keys = self.recall.key.of(blocks, filled).to(device)  # stay where queries come from
         if self.block_keys is None:
             self.block_keys = new_keys.new_zeros(0, *new_keys.shape[1:])
@@ -128,12 +131,17 @@ class EntryStore:
 
     @torch.no_grad()
     def best(
-        self, query: Float[Tensor, "b q h d"], at: Int[Tensor, "b q"], held: Int[Tensor, "b m"], scale: float
+        self,
+        query: Float[Tensor, "b q h d"],
+        at: Int[Tensor, "b q"],
+        held: Int[Tensor, "b m"],
+        local: Float[Tensor, "b h q"],
+        scale: float,
     ) -> tuple[Tensor, Tensor, Int[Tensor, "b n"]] | None:
         """Return keys and values [b n g d] of the best blocks for some queries, and positions, -1 for what is ``held`` already.
 
-        A block's score is the attention that it would get if its keys were those that stand for it: summed over queries and
-        heads. None where everything is held.
+        A block's score is the attention that it would get if its keys were those that stand for it, beside what is held, of
+        whose logits ``local`` is the logsumexp; summed over queries and heads. None where everything is held.
         """
         assert self.length is not None and self.block_keys is not None
         size, longest = self.recall.block, int(self.length.max())
@@ -142,7 +150,7 @@ class EntryStore:
         missing = self.filled(0, count).sum(1).T - blocks_of(held, size, count)  # [b n] entries that are not held
         if not bool((missing > 0).any()):
             return None
-        score = self.attention(query, at, count, missing > 0, scale)
+        score = self.attention(query, at, missing > 0, local, scale)
         chosen = score.topk(min(self.recall.blocks, count), 1).indices.sort(1).values
         row = torch.arange(len(query))[:, None]
         position = (chosen[..., None] * size + torch.arange(size)).flatten(1)
@@ -151,14 +159,21 @@ class EntryStore:
         return key, value, position.masked_fill(hidden, -1).to(query.device)
 
     def attention(
-        self, query: Float[Tensor, "b q h d"], at: Int[Tensor, "b q"], count: int, missing: Bool[Tensor, "b n"], scale: float
+        self,
+        query: Float[Tensor, "b q h d"],
+        at: Int[Tensor, "b q"],
+        missing: Bool[Tensor, "b n"],
+        local: Float[Tensor, "b h q"],
+        scale: float,
     ) -> Float[Tensor, "b n"]:
         """Return the expected attention of all queries and heads to each block."""
         assert self.block_keys is not None
-        keys = self.block_keys[:count].permute(1, 3, 0, 2, 4)  # [b g n r d]
+        keys = self.block_keys[: missing.shape[1]].permute(1, 3, 0, 2, 4)  # [b g n r d]
         grouped = query.float().transpose(1, 2).unflatten(1, (keys.shape[1], -1)).flatten(2, 3)  # [b g h/g·q d]
-        logits = scale * self.recall.key.scores(grouped, keys)
-        weight = logits.masked_fill(~missing.to(query.device)[:, None, None], -torch.inf).softmax(-1).nan_to_num(0)
+        logits = scale * self.recall.key.scores(grouped, keys) + math.log(self.recall.block)
+        logits = logits.masked_fill(~missing.to(query.device)[:, None, None], -torch.inf)
+        local = local.float().unflatten(1, (keys.shape[1], -1)).flatten(2, 3)
+        weight = (logits - torch.logaddexp(logits.logsumexp(-1), local)[..., None]).exp().nan_to_num(0)
         real = (at >= 0).to(weight).repeat(1, query.shape[2] // keys.shape[1])  # [b h/g·q]
         return (weight * real[:, None, :, None]).sum((1, 2)).cpu()
 

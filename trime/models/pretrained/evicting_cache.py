@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from trime.common.choices import Extension
 from trime.common.io import read_tensors, write_tensors
 from trime.common.types import Bool, Int, Tensor
 from trime.errors import UserError
@@ -26,7 +27,7 @@ from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory
 from trime.models.pretrained.loading import check_version, identity_of_model, unwrapped
-from trime.models.pretrained.rope import per_layer, sliding_windows
+from trime.models.pretrained.rope import RopeDecoder, per_layer, sliding_windows
 
 check_version()  # before the imports below fail with a message of their own
 
@@ -51,6 +52,10 @@ class EvictingCache(LayerMemories, Cache):
     ``recall``: what is evicted is not lost, and the queries of each chunk, or of each token that is written, also attend to
     this number of entries of it, in blocks (``Recall``: of which size, found by what, kept where).
 
+    ``per_head``: each head of keys evicts, and recalls, for itself. ``position``: the memories rotate keys, in place of the
+    model, so that texts may be longer than its positions: ``lm_infinite`` caps distances at these (Llama, Mistral, Qwen2 and
+    GPT-NeoX alone). Blocks are then found by what keys say, wherever they stand.
+
     Batches may be padded, beams reordered: chunks count from the first token of each row, which evicts what it would evict
     alone. Rows that end before the others read padding until all have ended, which takes room; a mask that hides it in the next
     call removes it. UserError where a chunk or the policy's newest entries leave no room for older ones.
@@ -64,6 +69,8 @@ class EvictingCache(LayerMemories, Cache):
         top_k: int | list[int | None] | None = None,
         chunk: int | None = None,
         recall: Recall | int | None = None,
+        per_head: bool = False,
+        position: Extension | None = None,
     ):
         model = unwrapped(model)
         recall = Recall(recall) if isinstance(recall, int) else recall
@@ -83,12 +90,13 @@ class EvictingCache(LayerMemories, Cache):
                 f"Choose a smaller one, such as chunk={max(1, room // 4)}",
                 stacklevel=2,
             )
-        settings = zip(sizes, best, sliding_windows(model.config, count), strict=True)
-        layers = [
-            LayerMemory(Attendre(BoundedMemory(m, policy), 0, k, True, window), chunk, recall=recall)
-            for m, k, window in settings
+        config, score = model.config, RopeDecoder(model, position).score_at_0 if position else None
+        heads = (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) if per_head else 1
+        attendres = [
+            Attendre(BoundedMemory(m, policy), 0, k, True, window)
+            for m, k, window in zip(sizes, best, sliding_windows(config, count), strict=True)
         ]
-        self.set_up(model, layers)
+        self.set_up(model, [LayerMemory(each, chunk, score, heads, recall=recall) for each in attendres])
 
     @classmethod
     def of_layers(cls, model: Any, layers: list[LayerMemory]) -> EvictingCache:
@@ -124,7 +132,7 @@ class EvictingCache(LayerMemories, Cache):
             self.begin(position, bool((position < 0).any()))
             return
         new = self.seen + tokens.shape[1]
-        if self.seen <= self.longest < new:
+        if self.seen <= self.longest < new and self.memories[0].model_rotates:
             warnings.warn(
                 f"{new:,} tokens are read by a model of {self.longest:,} positions (max_position_embeddings): from there on it "
                 "sees positions that it was not trained for",
@@ -251,6 +259,8 @@ class EvictingCache(LayerMemories, Cache):
             "top_k": [memory.top_k for memory in layers],
             "policy": described(layers[0].keys.policy),
             "chunk": self.chunk,
+            "heads": self.memories[0].heads,
+            "position": described(self.memories[0].score),
             "recall": recall and [recall.block, described(recall.key)],
         }
 
@@ -294,6 +304,8 @@ def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
         raise UserError("an EvictingCache returns no attention weights: call the model without output_attentions")
     tokens = next(x for x in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
     cache.begin_reading(tokens, kwargs.get("attention_mask"), kwargs.pop("memory_position", None))
+    if not cache.memories[0].model_rotates:  # at position 0 the model's rotation changes nothing
+        kwargs["position_ids"] = torch.zeros_like(cache.position)
     cache.model_attention = stack.config._attn_implementation
     stack.config._attn_implementation = IMPLEMENTATION
     READING.set(cache)

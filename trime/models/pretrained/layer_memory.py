@@ -196,7 +196,7 @@ class LayerMemory:
         """Return what queries attend to of entries at ``of``, and the scores, unless the model's ``own`` attention can read."""
         (query, at), held = queries, of.shape[1]
         key, value = (column[:, :held] for column in self.state.columns)
-        if self.store is not None and (recalled := self.store.best(query, at, of, self.products.scale_of(query))):
+        if self.store is not None and (recalled := self.recalled(queries, key, of)):
             key, value, of = (torch.cat(pair, 1) for pair in zip((key, value, of), recalled, strict=True))
             has_gaps = True
         sees_all = at.shape[1] == 1 and self.memory.window is None and not has_gaps
@@ -210,6 +210,15 @@ class LayerMemory:
         values = values if self.heads == 1 else values.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2, 3)
         retrieved = None if result.retrieved is None else result.retrieved[..., :held]
         return values, AttentionBlock(result.logits[..., :held], at, retrieved)
+
+    def recalled(
+        self, queries: Queries, key: Float[Tensor, "b m g s"], of: Int[Tensor, "b m"]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return keys, values and positions of what queries get back beside entries at ``of``; None where that is nothing."""
+        (query, at), visible = queries, self.memory.visible(queries.position, of)
+        local = self.score(query, at, key, of).masked_fill(~visible, -torch.inf).logsumexp(-1)
+        assert self.store is not None
+        return self.store.best(query, at, of, local, self.products.scale_of(query))
 
     def read(
         self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention | None

@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from trime.common.choices import CACHED_KEYS, EXTENSIONS
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
@@ -95,9 +93,7 @@ class RopeDecoder:
 
     def read(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"], cache: Any) -> Float[Tensor, "b l e"]:
         """Return the stack's output of tokens at these positions (-1: padding), which the model reads with an EvictingCache."""
-        # At position 0 the model's rotation changes nothing: the memories' scores rotate.
-        places = {"position_ids": torch.zeros_like(position), "memory_position": position}
-        output: Tensor = self.stack(input_ids=tokens, past_key_values=cache, **places).last_hidden_state
+        output: Tensor = self.stack(input_ids=tokens, past_key_values=cache, memory_position=position).last_hidden_state
         return output
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:
