@@ -15,14 +15,16 @@ import trime
 from tests.helpers.decoders import model_of
 from trime.errors import UserError
 from trime.memory.recall.base import BlockKey
+from trime.memory.recall.gaussian import Gaussian
 from trime.memory.recall.mean import MeanKey
 from trime.memory.recall.quest import Quest
 from trime.memory.recall.representatives import Representatives
 from trime.memory.recall.store import EntryStore, Recall
 from trime.models.pretrained.evicting_cache import FILE, EvictingCache
+from trime.models.pretrained.filling import DotProducts
 
 LENGTH = 60
-KEYS = [MeanKey(), Quest(), Representatives(3)]
+KEYS = [Gaussian(), MeanKey(), Quest(), Representatives(3)]
 SETTINGS = {"Gemma2": {"attn_logit_softcapping": 2.0}, "Mistral": {"sliding_window": 30}}
 
 
@@ -140,20 +142,26 @@ def test_what_is_saved_knows_what_it_was_made_with(llama: Any, tmp_path: Path) -
         cache.load(tmp_path / "nowhere")
 
 
-def test_a_store_returns_what_queries_attend_to() -> None:
-    """The best blocks for all queries together, without what the memory holds; entries of other rows play no part."""
-    key = torch.zeros(2, 12, 1, 4)
-    key[0, 5], key[1, 9] = torch.tensor([9.0, 0, 0, 0]), torch.tensor([9.0, 0, 0, 0])
-    store = EntryStore(Recall(3, block=3, key=Quest()))
-    store.write(key, key + 1, torch.arange(12).expand(2, -1))
-    query = torch.tensor([1.0, 0, 0, 0]).expand(2, 1, 2, 4)
-    held = torch.tensor([[3, 11, -1], [11, 0, -1]])
-    at, nothing = torch.tensor([[12], [12]]), torch.full((2, 2, 1), -torch.inf)
-    found = store.best(query, at, held, nothing, 1.0)
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: type(key).__name__)
+def test_a_store_returns_what_queries_attend_to(key: BlockKey) -> None:
+    """The best block for some query, without what the memory holds; entries of other rows and padding play no part."""
+    places = torch.arange(60).expand(2, -1)
+    keys = 0.1 * torch.randn(2, 60, 1, 4)
+    keys[0, 5], keys[1, 39] = torch.tensor([9.0, 0, 0, 0]), torch.tensor([9.0, 0, 0, 0])
+    store = EntryStore(Recall(3, block=3, key=key))
+    store.write(keys, keys + 1, places)
+    query = torch.zeros(2, 5, 2, 4)
+    query[:, 3, 1, 0] = 1.0
+    at = torch.tensor([[59] * 5, [-1] * 3 + [59] * 2])
+    held, nothing = torch.tensor([[3, 59, -1], [59, 0, -1]]), torch.full((2, 2, 5), -torch.inf)
+    found = store.best(query, at, held, nothing, DotProducts(1.0), 1.0)
     assert found is not None
-    assert found[2].tolist() == [[-1, 4, 5], [9, 10, -1]]
-    assert torch.equal(found[0][0, 2], key[0, 5]) and torch.equal(found[1][1, 0], key[1, 9] + 1)
-    assert store.best(query, at, torch.arange(12).expand(2, -1), nothing, 1.0) is None
+    assert found[2].tolist() == [[-1, 4, 5], [39, 40, 41]]
+    assert torch.equal(found[0][0, 2], keys[0, 5]) and torch.equal(found[1][1, 0], keys[1, 39] + 1)
+    assert store.best(query, at, places, nothing, DotProducts(1.0), 1.0) is None
+    at[1, 3] = -1
+    (_, _, of) = store.best(query, at, held, nothing, DotProducts(1.0), 1.0) or (None, None, held)
+    assert of[0].tolist() == [-1, 4, 5] and of[1].tolist() != [39, 40, 41]
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:

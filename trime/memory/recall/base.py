@@ -16,4 +16,4 @@ class BlockKey(ABC):
 
     @abstractmethod
     def scores(self, query: Float[Tensor, "b g q d"], block: Float[Tensor, "b g n r d"]) -> Float[Tensor, "b g q n"]:
-        """Return how much queries are expected to attend to a key of each block, in units of query times key."""
+        """Return how much queries are expected to attend to a key of each block, as a logit; queries are scaled."""

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +20,11 @@ from trime.common.checks import check_number
 from trime.common.types import Bool, Float, Int, Tensor
 from trime.errors import UserError
 from trime.memory.recall.base import BlockKey
-from trime.memory.recall.mean import MeanKey
+from trime.memory.recall.gaussian import Gaussian
 
 ROOM = 1024  # positions for which there is room at first
+CANDIDATES = 4  # blocks for each that is returned, whose keys are all compared
+Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (query, its position, key, its position) -> logits [b h q m]
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class Recall:
     """
 
     entries: int
-    block: int = 32
-    key: BlockKey = field(default_factory=MeanKey)
+    block: int = 16
+    key: BlockKey = field(default_factory=Gaussian)
     folder: str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -136,29 +139,35 @@ class EntryStore:
         at: Int[Tensor, "b q"],
         held: Int[Tensor, "b m"],
         local: Float[Tensor, "b h q"],
+        score: Score,
         scale: float,
     ) -> tuple[Tensor, Tensor, Int[Tensor, "b n"]] | None:
         """Return keys and values [b n g d] of the best blocks for some queries, and positions, -1 for what is ``held`` already.
 
-        A block's score is the attention that it would get if its keys were those that stand for it, beside what is held, of
-        whose logits ``local`` is the logsumexp; summed over queries and heads. None where everything is held.
+        The best are those to which some query attends most, beside what is held, of whose logits ``local`` is the logsumexp.
+        Block keys, of logits ``scale`` times their products, choose candidates, and ``score`` of all their keys chooses among
+        these. None where everything is held.
         """
         assert self.length is not None and self.block_keys is not None
-        size, longest = self.recall.block, int(self.length.max())
-        count = -(-longest // size)
+        size, wanted, device = self.recall.block, self.recall.blocks, query.device
+        count = -(-int(self.length.max()) // size)
         held = held.cpu()
-        missing = self.filled(0, count).sum(1).T - blocks_of(held, size, count)  # [b n] entries that are not held
-        if not bool((missing > 0).any()):
+        missing = self.filled(0, count).sum(1).T - blocks_of(held, size, count) > 0  # [b n] has entries that are not held
+        if not bool(missing.any()):
             return None
-        score = self.attention(query, at, missing > 0, local, scale)
-        chosen = score.topk(min(self.recall.blocks, count), 1).indices.sort(1).values
-        row = torch.arange(len(query))[:, None]
-        position = (chosen[..., None] * size + torch.arange(size)).flatten(1)
-        hidden = (position >= self.length[:, None]) | is_among(position, held)
-        key, value = (column.unflatten(0, (-1, size))[chosen, :, row].flatten(1, 2).to(query.device) for column in self.columns)
-        return key, value, position.masked_fill(hidden, -1).to(query.device)
+        chosen = torch.arange(count).expand(len(query), -1)
+        if count > CANDIDATES * wanted:
+            chosen = self.expected(query, at, missing, local, scale).topk(CANDIDATES * wanted, 1).indices.sort(1).values
+        if chosen.shape[1] > wanted:
+            key, of = self.entries(0, chosen).to(device), self.places(chosen, held).to(device)
+            hidden = (of < 0)[:, None] | (of[:, None] > at[..., None])
+            logits = score(query, at, key, of).masked_fill(hidden[:, None], -torch.inf)
+            most = largest_share(logits.unflatten(-1, (-1, size)).logsumexp(-1), local, at)
+            chosen = chosen.gather(1, most.topk(wanted, 1).indices.cpu().sort(1).values)
+        key, value = (self.entries(number, chosen).to(device) for number in range(2))
+        return key, value, self.places(chosen, held).to(device)
 
-    def attention(
+    def expected(
         self,
         query: Float[Tensor, "b q h d"],
         at: Int[Tensor, "b q"],
@@ -166,16 +175,24 @@ class EntryStore:
         local: Float[Tensor, "b h q"],
         scale: float,
     ) -> Float[Tensor, "b n"]:
-        """Return the expected attention of all queries and heads to each block."""
+        """Return the largest share of a query's attention that each block is expected to get."""
         assert self.block_keys is not None
         keys = self.block_keys[: missing.shape[1]].permute(1, 3, 0, 2, 4)  # [b g n r d]
-        grouped = query.float().transpose(1, 2).unflatten(1, (keys.shape[1], -1)).flatten(2, 3)  # [b g h/g·q d]
-        logits = scale * self.recall.key.scores(grouped, keys) + math.log(self.recall.block)
-        logits = logits.masked_fill(~missing.to(query.device)[:, None, None], -torch.inf)
-        local = local.float().unflatten(1, (keys.shape[1], -1)).flatten(2, 3)
-        weight = (logits - torch.logaddexp(logits.logsumexp(-1), local)[..., None]).exp().nan_to_num(0)
-        real = (at >= 0).to(weight).repeat(1, query.shape[2] // keys.shape[1])  # [b h/g·q]
-        return (weight * real[:, None, :, None]).sum((1, 2)).cpu()
+        grouped = scale * query.float().transpose(1, 2).unflatten(1, (keys.shape[1], -1)).flatten(2, 3)  # [b g h/g·q d]
+        logits = self.recall.key.scores(grouped, keys).unflatten(2, (-1, query.shape[1])).flatten(1, 2)
+        logits = (logits + math.log(self.recall.block)).masked_fill(~missing.to(query.device)[:, None, None], -torch.inf)
+        return largest_share(logits, local, at).cpu()
+
+    def entries(self, column: int, blocks: Int[Tensor, "b r"]) -> Float[Tensor, "b n g s"]:
+        """Return the keys (column 0) or values of each row's ``blocks``."""
+        row = torch.arange(len(blocks))[:, None]
+        return self.columns[column].unflatten(0, (-1, self.recall.block))[blocks, :, row].flatten(1, 2)
+
+    def places(self, blocks: Int[Tensor, "b r"], held: Int[Tensor, "b m"]) -> Int[Tensor, "b n"]:
+        """Return the positions of the entries of each row's ``blocks``; -1 for those that are held or do not exist."""
+        assert self.length is not None
+        position = (blocks[..., None] * self.recall.block + torch.arange(self.recall.block)).flatten(1)
+        return position.masked_fill((position >= self.length[:, None]) | is_among(position, held), -1)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what ``take`` needs."""
@@ -208,6 +225,15 @@ class EntryStore:
         """Forget each row's entries from position ``length`` on; others may be written there."""
         if self.length is not None:
             self.length = torch.minimum(self.length, length.cpu())
+
+
+def largest_share(
+    logits: Float[Tensor, "b h q n"], local: Float[Tensor, "b h q"], at: Int[Tensor, "b q"]
+) -> Float[Tensor, "b n"]:
+    """Return the largest share of a query's attention that each block gets: over queries that are no padding, of all heads."""
+    together = torch.logaddexp(logits.logsumexp(-1), local.float())
+    share = (logits - together[..., None]).exp().nan_to_num(0).sum(1)
+    return share.masked_fill((at < 0)[..., None], 0).amax(1)
 
 
 def blocks_of(position: Int[Tensor, "b m"], size: int, count: int) -> Int[Tensor, "b n"]:

@@ -61,6 +61,8 @@ class EvictingCache(LayerMemories, Cache):
     call removes it. UserError where a chunk or the policy's newest entries leave no room for older ones.
     """
 
+    extension: Extension | None = None  # of positions, where the memories rotate keys
+
     def __init__(
         self,
         model: Any,
@@ -97,6 +99,7 @@ class EvictingCache(LayerMemories, Cache):
             for m, k, window in zip(sizes, best, sliding_windows(config, count), strict=True)
         ]
         self.set_up(model, [LayerMemory(each, chunk, score, heads, recall=recall) for each in attendres])
+        self.extension = position
 
     @classmethod
     def of_layers(cls, model: Any, layers: list[LayerMemory]) -> EvictingCache:
@@ -260,7 +263,7 @@ class EvictingCache(LayerMemories, Cache):
             "policy": described(layers[0].keys.policy),
             "chunk": self.chunk,
             "heads": self.memories[0].heads,
-            "position": described(self.memories[0].score),
+            "position": self.extension,
             "recall": recall and [recall.block, described(recall.key)],
         }
 

@@ -218,7 +218,7 @@ class LayerMemory:
         (query, at), visible = queries, self.memory.visible(queries.position, of)
         local = self.score(query, at, key, of).masked_fill(~visible, -torch.inf).logsumexp(-1)
         assert self.store is not None
-        return self.store.best(query, at, of, local, self.products.scale_of(query))
+        return self.store.best(query, at, of, local, self.score, self.products.scale_of(query))
 
     def read(
         self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention | None
