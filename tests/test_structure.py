@@ -37,7 +37,7 @@ BELOW = {
     "text_memory": "errors common data memory models report scoring",
     "lab": "errors common config memory.retrieval report training",
     "stages": "errors common config data decoding lab memory models report scoring training",
-    "bundle": "errors common config data decoding stages",
+    "bundle": "errors common config data decoding stages text_memory",
     "harness": "errors bundle",
 }
 FLOORS = 9  # from errors up to harness, which reads bundles

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from trime.memory.inference.external import ExternalMemory
     from trime.memory.inference.local import LocalMemory
     from trime.memory.inference.long import LongMemory
+    from trime.memory.recall.gaussian import Gaussian
+    from trime.memory.recall.mean import MeanKey
+    from trime.memory.recall.quest import Quest
+    from trime.memory.recall.representatives import Representatives
+    from trime.memory.recall.store import Recall
     from trime.memory.retrieval.datastore import Datastore, KNNMemory
     from trime.memory.slots.eviction.fifo import FIFO
     from trime.memory.slots.eviction.h2o import H2O
@@ -57,6 +62,7 @@ __all__ = [
     "EvictingCache",
     "External",
     "ExternalMemory",
+    "Gaussian",
     "KNNMemory",
     "KeyNorm",
     "LRALast",
@@ -66,11 +72,15 @@ __all__ = [
     "LocalMemory",
     "Long",
     "LongMemory",
+    "MeanKey",
     "Memory",
     "MemoryMixture",
     "Others",
     "OwnPosition",
+    "Quest",
     "Raw",
+    "Recall",
+    "Representatives",
     "Sink",
     "SnapKV",
     "Softmax",
@@ -99,6 +109,7 @@ DEFINED_IN = {
     "EvictingCache": "trime.models.pretrained.evicting_cache",
     "External": "trime.memory.training.visibility",
     "ExternalMemory": "trime.memory.inference.external",
+    "Gaussian": "trime.memory.recall.gaussian",
     "KNNMemory": "trime.memory.retrieval.datastore",
     "KeyNorm": "trime.memory.slots.eviction.key_norm",
     "LRALast": "trime.memory.slots.eviction.lra_last",
@@ -108,11 +119,15 @@ DEFINED_IN = {
     "LocalMemory": "trime.memory.inference.local",
     "Long": "trime.memory.training.visibility",
     "LongMemory": "trime.memory.inference.long",
+    "MeanKey": "trime.memory.recall.mean",
     "Memory": "trime.memory.inference.base",
     "MemoryMixture": "trime.scoring.memory_mixture",
     "Others": "trime.memory.training.visibility",
     "OwnPosition": "trime.memory.slots.eviction.initial",
+    "Quest": "trime.memory.recall.quest",
     "Raw": "trime.memory.slots.eviction.score_transform",
+    "Recall": "trime.memory.recall.store",
+    "Representatives": "trime.memory.recall.representatives",
     "Sink": "trime.memory.slots.eviction.sink",
     "SnapKV": "trime.memory.slots.eviction.snapkv",
     "Softmax": "trime.memory.slots.eviction.score_transform",

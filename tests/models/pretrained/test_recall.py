@@ -12,7 +12,8 @@ import torch
 pytest.importorskip("transformers", reason="the extra pretrained")
 
 import trime
-from tests.helpers.decoders import model_of
+from tests.conftest import ROOT
+from tests.helpers.decoders import model_of, text_of, tokenizer_of
 from trime.errors import UserError
 from trime.memory.recall.base import BlockKey
 from trime.memory.recall.gaussian import Gaussian
@@ -162,6 +163,21 @@ def test_a_store_returns_what_queries_attend_to(key: BlockKey) -> None:
     at[1, 3] = -1
     (_, _, of) = store.best(query, at, held, nothing, DotProducts(1.0), 1.0) or (None, None, held)
     assert of[0].tolist() == [-1, 4, 5] and of[1].tolist() != [39, 40, 41]
+
+
+def test_the_page_runs_as_printed(
+    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Python of docs/small-memory.md, block after block."""
+    tokenizer = tokenizer_of(tmp_path)
+    model_of("Llama", len(tokenizer), max_position_embeddings=4096).save_pretrained(tmp_path / "decoder")
+    tokenizer.save_pretrained(tmp_path / "decoder")
+    names = {"DECODER": tmp_path / "decoder", "TEXT": text_of(0), "QUESTION": "    def lock"}
+    monkeypatch.chdir(tmp_path)
+    for block in (ROOT / "docs" / "small-memory.md").read_text().split("```python\n")[1:]:
+        exec(block.split("```")[0], names)
+    device, stored = map(int, capsys.readouterr().out.split()[-2:])
+    assert 0 < device < stored and (tmp_path / "read-once" / FILE).is_file()
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
