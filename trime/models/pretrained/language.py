@@ -22,7 +22,7 @@ from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.heads import in_blocks, project_and_pick
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import repeated
-from trime.models.pretrained.loading import load_pretrained, model_class
+from trime.models.pretrained.loading import empty_cache, load_pretrained, model_class
 from trime.models.pretrained.reader import memories_in_model
 from trime.models.pretrained.rope import KINDS, RopeDecoder, per_layer
 
@@ -164,9 +164,7 @@ class PretrainedBackbone(nn.Module):
 
     def new_cache(self) -> Any:
         """Return an empty cache of keys and values, as ``state`` of a window that is read token by token."""
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self.decoder.model.config)
+        return empty_cache(self.decoder.model)
 
     @torch.no_grad()
     def read(

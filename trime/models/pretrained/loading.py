@@ -137,6 +137,13 @@ def unwrapped(model: Any) -> Any:
     return model.get_base_model() if type(model).__name__.startswith("Peft") else model
 
 
+def empty_cache(model: Any) -> Any:
+    """Return the cache of keys and values that transformers would make for a model."""
+    from transformers import DynamicCache
+
+    return DynamicCache(config=model.config)
+
+
 def identity_of_model(model: Any) -> str:
     """Return what tells this model from others of its class; it does not depend on the type of the weights."""
     weights = xxhash.xxh3_64()
