@@ -460,6 +460,7 @@ class Model(TypedDict, total=False):
     search: TopKSearch
     chunk: Count
     per_head: bool
+    recall: Size
     position: Extension
     cached_keys: CachedKeys
     query_size: Size | Annotated[list[Size | None], FILLED] | None

@@ -16,6 +16,7 @@ from trime.data.corpus import VocabularySource, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.lab.manifest import file_checksum
+from trime.memory.recall.store import Recall
 from trime.memory.slots.bounded import BoundedMemory
 from trime.models.pretrained.answering import Answerer, DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig
 from trime.models.pretrained.attendre import Attendre
@@ -99,9 +100,10 @@ def build_answerer(settings: dict[str, Any], eviction: dict[str, Any], model: An
     if model.config.is_encoder_decoder:
         if settings["prefill"] != "chunked":
             raise UserError(f"model.prefill={settings['prefill']} is for decoders: set chunked for an encoder-decoder")
-        if settings["per_head"]:
+        if settings["per_head"] or settings["recall"]:
             raise UserError(
-                "model.per_head=true is for decoders: heads of an encoder-decoder share the bias of their positions"
+                f"model.per_head={settings['per_head']}, model.recall={settings['recall']}: both are for decoders, since heads "
+                "of an encoder-decoder share the bias of their positions; set false and 0"
             )
         encoder = T5Encoder(model)
         return EncoderDecoderAnswerer(encoder, reading_config(settings, eviction, encoder), settings["outputs"])
@@ -127,7 +129,8 @@ def reading_config(settings: dict[str, Any], eviction: dict[str, Any], family: A
         )
         for size, query_size, k, window in zip(sizes, query_sizes, top_k, family.windows, strict=True)
     ]
-    return ReadingConfig(memories, settings["chunk"], settings["end"], settings["prefill"], settings["per_head"])
+    recall = Recall(settings["recall"]) if settings["recall"] else None
+    return ReadingConfig(memories, settings["chunk"], settings["end"], settings["prefill"], settings["per_head"], recall)
 
 
 def vocabulary_source(config: DictConfig) -> VocabularySource:

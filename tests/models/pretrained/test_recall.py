@@ -21,8 +21,12 @@ from trime.memory.recall.mean import MeanKey
 from trime.memory.recall.quest import Quest
 from trime.memory.recall.representatives import Representatives
 from trime.memory.recall.store import EntryStore, Recall
+from trime.memory.slots.bounded import BoundedMemory
+from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.evicting_cache import FILE, EvictingCache
 from trime.models.pretrained.filling import DotProducts
+from trime.models.pretrained.reader import LongReader
+from trime.models.pretrained.rope import RopeDecoder
 
 LENGTH = 60
 KEYS = [Gaussian(), MeanKey(), Quest(), Representatives(3)]
@@ -81,6 +85,22 @@ def test_layers_keep_what_is_their_own(kind: str) -> None:
     model, tokens = model_with_contrast(kind), torch.randint(3, 50, (2, LENGTH))
     cache = EvictingCache(model, 12, trime.TOVA(), chunk=5, recall=Recall(LENGTH, block=4))
     torch.testing.assert_close(read(model, cache, tokens), model(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@torch.no_grad()
+def test_the_lab_reads_with_it(splits: bool, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the model's own code, or layer by layer: with all recalled, as with a memory that holds everything."""
+    monkeypatch.setattr(LongReader, "must_split", lambda *_: splits)
+    family, tokens = RopeDecoder(llama), torch.randint(3, 50, (2, LENGTH))
+    outputs = []
+    for size, recall in ((LENGTH, None), (12, Recall(LENGTH, block=4)), (12, None)):
+        memories = [Attendre(BoundedMemory(size, trime.LRASum()), causal=True) for _ in family.layers]
+        reader = LongReader(family, memories, chunk=5, recall=recall)
+        read = reader.feed(tokens, torch.arange(LENGTH).expand(2, -1))
+        outputs.append(torch.cat([hidden.x for hidden in read], 1))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(outputs[2], outputs[0], atol=1e-2)
 
 
 @torch.no_grad()

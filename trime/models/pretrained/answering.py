@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trime.common.types import Float, Int, Tensor
+from trime.memory.recall.store import Recall
 from trime.memory.slots.bounded import BoundedMemory, MemoryState
 from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.layers.attention import AttentionTrace, mean_trace
@@ -30,6 +31,7 @@ class ReadingConfig:
     # which is known by then, attends to all that is kept, and decides what goes next (Finch, Corallo and Papotti 2024).
     prefill: str = "chunked"
     per_head: bool = False  # each head of keys evicts for itself
+    recall: Recall | None = None  # what queries get back of what was evicted
 
 
 class Answerer:
@@ -48,7 +50,7 @@ class Answerer:
         elif questions is None:
             raise ValueError("prefill=guided needs the questions before the texts are read: pass start(texts, questions=…)")
         records = record_attention and self.family.causal  # an answer after an encoder attends to its outputs alone
-        reader = LongReader(self.family, settings.memories, settings.chunk, records, settings.per_head)
+        reader = LongReader(self.family, settings.memories, settings.chunk, records, settings.per_head, settings.recall)
         reading = Reading(self, reader, [0] * len(texts))
         reading.read(texts, questions)
         return reading

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trime.common.types import Float, Int, Tensor
+from trime.memory.recall.store import Recall
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory
 from trime.models.pretrained.rope import RopeDecoder
@@ -28,18 +29,21 @@ class Hidden(NamedTuple):
     position: Int[Tensor, "b l"]
 
 
-def memories_in_model(family: RopeDecoder, memories: list[Attendre], chunk: int, heads: int, records: bool) -> Any:
+def memories_in_model(
+    family: RopeDecoder, memories: list[Attendre], chunk: int, heads: int, records: bool, recall: Recall | None = None
+) -> Any:
     """Return an EvictingCache with these memories, for ``RopeDecoder.read``; see ``LayerMemory``."""
     from trime.models.pretrained.evicting_cache import EvictingCache  # imports transformers
 
-    layers = [LayerMemory(memory, chunk, family.score_at_0, heads, records) for memory in memories]
+    layers = [LayerMemory(memory, chunk, family.score_at_0, heads, records, recall) for memory in memories]
     return EvictingCache.of_layers(family.model, layers)
 
 
 class LongReader:
     """Reads an input in chunks with a memory for each layer, and keeps their states.
 
-    ``per_head``: each head of keys keeps entries of its own. ``record_attention``: that of the last chunk is kept.
+    ``per_head``: each head of keys keeps entries of its own. ``recall``: queries get back what was evicted.
+    ``record_attention``: that of the last chunk is kept.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class LongReader:
         chunk: int = 128,
         record_attention: bool = False,
         per_head: bool = False,
+        recall: Recall | None = None,
     ):
         if len(memories) != len(family.layers):
             raise ValueError(f"{len(memories)} memories for {len(family.layers)} layers")
@@ -58,9 +63,9 @@ class LongReader:
         self.decoder = family if isinstance(family, RopeDecoder) and not self.must_split(memories) else None
         self.cache: LayerMemories  # an EvictingCache where the decoder reads with its own code
         if self.decoder is not None:
-            self.cache = memories_in_model(self.decoder, memories, chunk, heads, record_attention)
+            self.cache = memories_in_model(self.decoder, memories, chunk, heads, record_attention, recall)
         else:
-            layers = [LayerMemory(memory, chunk, family.score, heads, record_attention) for memory in memories]
+            layers = [LayerMemory(memory, chunk, family.score, heads, record_attention, recall) for memory in memories]
             self.cache = LayerMemories(layers)
 
     def must_split(self, memories: list[Attendre]) -> bool:

@@ -100,7 +100,9 @@ class Answer(ArtefactInParts):
 
     def reading(self) -> dict[str, Any]:
         """Return the settings that decide how the model reads."""
-        return {name: self.model_settings[name] for name in READING}
+        settings = {name: self.model_settings[name] for name in READING}
+        # Results that were made before there was any recall keep their names.
+        return settings | ({"recall": self.model_settings["recall"]} if self.model_settings["recall"] else {})
 
     def identity(self) -> Any:
         return super().identity() | {
