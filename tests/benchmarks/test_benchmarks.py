@@ -17,7 +17,7 @@ import torch
 
 from benchmarks import __main__, external, objective, packing
 from benchmarks.measure import Claim, alternately
-from tests.helpers.decoders import tokenizer_of, write_texts
+from tests.helpers.decoders import model_of, tokenizer_of, write_texts
 from tests.helpers.pretrained import save_model
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL
 
@@ -172,3 +172,29 @@ def test_ngrams_of_a_memory_are_counted(bench: Bench, tmp_path: Path) -> None:
     words = "--model", str(tmp_path / "decoder"), "--texts", str(write_texts(tmp_path / "texts", range(3))), "--queries", "40"
     row = bench("ngrams", *words)["rows"][0]
     assert row["index of"] == "text memory" and row["tokens"] > 1000 and row["µs a count"] > 0 < row["µs a next"]
+
+
+def test_recall_is_measured_as_its_store_grows(bench: Bench) -> None:
+    sizes = "--layers 1 --vocabulary 99 --size 64 --recall 32 --lengths 200 400 --write 2 --read 32 --rounds 1"
+    found = bench("recall", *sizes.split())
+    assert [row["tokens before"] for row in found["rows"]] == 2 * ["any, without recall", 200, 400]
+    assert all(row["stored, MB"] >= 0 and row["ms a token"] > 0 for row in found["rows"]) and len(found["claims"]) == 2
+
+
+@pytest.mark.slow
+def test_lines_are_completed_and_names_ranked(bench: Bench, tmp_path: Path) -> None:
+    """With and without memory, and passages; the same command goes on from what is finished."""
+    tokenizer = tokenizer_of(tmp_path)
+    tokenizer.save_pretrained(tmp_path / "decoder")
+    model_of("Llama", len(tokenizer), max_position_embeddings=4096).save_pretrained(tmp_path / "decoder")
+    texts = write_texts(tmp_path / "texts", range(12))
+    words = ["--model", str(tmp_path / "decoder"), "--texts", str(texts), "--folder", str(tmp_path / "done")]
+    words += ["--characters", "40000", "--places", "3", "--dtype", "float32"]
+    rows = bench("completion", *words)["rows"]
+    lines = [row for row in rows if row.get("places")]
+    assert [(row["beside the text"], row["memories"]) for row in lines[:4]] == [
+        (beside, memories) for beside in ("nothing", "3 passages") for memories in ("none", "all")
+    ]
+    assert all(row["places"] == 3 and row["bits a byte"] > 0 for row in lines)
+    assert lines[1]["bits a byte"] < lines[0]["bits a byte"], "a random model knows nothing, the memory knows the names"
+    assert bench("completion", *words)["rows"] == rows

@@ -1,0 +1,71 @@
+"""What recall costs as the store of evicted entries grows: a token that is written, and a prompt that is read.
+
+A Llama with random weights of SmolLM2-135M's shape has read a text of each length, whose entries are random, and goes on with
+and without recall. The order of lengths is shuffled in each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+import torch
+
+import trime
+from benchmarks.attendre import decoder_like_smollm2
+from benchmarks.cache import feed
+from benchmarks.measure import Claim, Measured, alternately, ratio
+
+WAYS = {"write": 1, "read": 10**6}  # tokens at a time
+BOUND = 1.3  # of the longest text, in times of the shortest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layers", type=int, default=30, help="layers of the model")
+    parser.add_argument("--vocabulary", type=int, default=49_152, help="symbols of the model")
+    parser.add_argument("--size", type=int, default=512, help="M, entries of a memory")
+    parser.add_argument("--recall", type=int, default=512, help="entries that queries get back")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 32768, 131_072], help="tokens of the text")
+    parser.add_argument("--write", type=int, default=16, help="tokens written in a round")
+    parser.add_argument("--read", type=int, default=256, help="tokens of the prompt read in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+
+
+def measure(options: argparse.Namespace) -> Measured:
+    """Measure each length beside a memory without recall."""
+    model = decoder_like_smollm2(options.device, options.layers, options.vocabulary).to(torch.bfloat16)
+    caches = {"none": after(model, options.size, options.size * 2, None)}
+    caches |= {length: after(model, options.size, length, options.recall) for length in options.lengths}
+    rows, claims = [], []
+    for way, each in WAYS.items():
+        count = getattr(options, way)
+        tokens = torch.randint(2, options.vocabulary, (1, count), device=options.device)
+        turns = {name: partial(feed, model, cache, tokens, each) for name, cache in caches.items()}
+        results = alternately(turns, options.rounds, warmup=1)
+        for name, result in results.items():
+            row: dict[str, Any] = {"what": way, "tokens before": name if name != "none" else "any, without recall"}
+            row |= {"ms a token": round(1000 * result["median_seconds"] / count, 3)}
+            row |= {"times without recall": ratio(result["rounds"], results["none"]["rounds"])}
+            rows.append(row | {"entries on the device, MB": round(caches[name].bytes / 1e6, 1)})
+            rows[-1] |= {"stored, MB": round(caches[name].stored_bytes / 1e6)}
+        longest, shortest = (results[chosen(options.lengths)]["rounds"] for chosen in (max, min))
+        claims.append(
+            Claim(f"{way}: a token after the longest text, in times of the shortest", ratio(longest, shortest), BOUND)
+        )
+    return Measured(rows, claims)
+
+
+@torch.no_grad()
+def after(model: Any, size: int, length: int, recall: int | None) -> trime.EvictingCache:
+    """Return a full memory whose store has random entries at the positions of a text that was not read."""
+    cache = trime.EvictingCache(model, size, trime.Sink(4), recall=recall)
+    begun = 2 * size
+    feed(model, cache, torch.randint(2, model.config.vocab_size, (1, begun), device=model.device), begun)
+    for layer in cache.apart():
+        if layer.store is not None:
+            shape = (1, length - begun, *layer.columns[0].shape[2:])
+            key, value = (torch.randn(shape, dtype=model.dtype) for _ in range(2))
+            layer.store.write(key, value, torch.arange(begun, length)[None])
+    cache.seen = length
+    return cache
