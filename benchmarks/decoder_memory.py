@@ -45,6 +45,7 @@ CHAPTER = 8000  # characters of the parts that a single file is cut into
 RATE, RANK, LENGTH = 2e-4, 8, 512  # of LoRA: learning rate, rank, tokens of an update
 TIMED, PART = 4096, 512  # tokens that are timed; of a document that the bootstrap draws together
 GENERATED, ROUNDS = 32, 7
+COPIED = 2**18  # tokens of a document that enlarges a memory
 BOUND = 1.15  # of a token with memory, in tokens without
 
 
@@ -262,7 +263,7 @@ def enlarged(memory: TextMemory, folder: Path, entries: int) -> TextMemory:
     shutil.copy(memory.folder / WEIGHTS, folder)
     with Progress(total=entries, initial=len(larger), unit="token", unit_scale=True, desc="fill") as bar:
         while (stored := len(larger)) < entries:
-            tokens = np.roll(texts, generator.integers(len(texts)))[: entries - stored]
+            tokens = np.resize(np.roll(texts, generator.integers(len(texts))), min(COPIED, entries - stored))
             keys = generator.standard_normal((len(tokens), larger.decoder.width)).astype(np.float32)
             keys /= np.linalg.norm(keys, axis=1, keepdims=True)
             document = Document(f"copy {stored}", "", len(tokens))
