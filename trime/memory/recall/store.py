@@ -145,8 +145,8 @@ class EntryStore:
         """Return keys and values [b n g d] of the best blocks for some queries, and positions, -1 for what is ``held`` already.
 
         The best are those to which some query attends most, beside what is held, of whose logits ``local`` is the logsumexp.
-        Block keys, of logits ``scale`` times their products, choose candidates, and ``score`` of all their keys chooses among
-        these. None where everything is held.
+        Block keys, of logits ``scale`` times their products, choose candidates, and the largest ``score`` of their keys chooses
+        among these. None where everything is held.
         """
         assert self.length is not None and self.block_keys is not None
         size, wanted, device = self.recall.block, self.recall.blocks, query.device
@@ -162,7 +162,7 @@ class EntryStore:
             key, of = self.entries(0, chosen).to(device), self.places(chosen, held).to(device)
             hidden = (of < 0)[:, None] | (of[:, None] > at[..., None])
             logits = score(query, at, key, of).masked_fill(hidden[:, None], -torch.inf)
-            most = largest_share(logits.unflatten(-1, (-1, size)).logsumexp(-1), local, at)
+            most = largest_share(logits.unflatten(-1, (-1, size)).amax(-1), local, at)
             chosen = chosen.gather(1, most.topk(wanted, 1).indices.cpu().sort(1).values)
         key, value = (self.entries(number, chosen).to(device) for number in range(2))
         return key, value, self.places(chosen, held).to(device)

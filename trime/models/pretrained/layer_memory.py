@@ -23,6 +23,7 @@ from trime.models.pretrained.attendre import Attendre, copy_scores_from
 from trime.models.pretrained.filling import DotProducts, Filling, Queries, seen_by
 
 Columns = tuple[Tensor, Tensor, Tensor]  # queries [b l h d], keys and values [b l g d]
+ASKING = 16  # of the last queries of a step, and of others, that choose what is recalled: all would cost as much as the layer
 OwnAttention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # the model's, of [b _ _ d] and a mask
 
 
@@ -211,12 +212,18 @@ class LayerMemory:
         retrieved = None if result.retrieved is None else result.retrieved[..., :held]
         return values, AttentionBlock(result.logits[..., :held], at, retrieved)
 
+    @staticmethod
+    def asking(count: int) -> Int[Tensor, " n"]:
+        """Return the numbers of the queries that choose what all of a step get back: the last, and as many before them."""
+        return torch.cat([torch.linspace(0, max(count - ASKING, 0), ASKING).long(), torch.arange(count)[-ASKING:]]).unique()
+
     def recalled(
         self, queries: Queries, key: Float[Tensor, "b m g s"], of: Int[Tensor, "b m"]
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return keys, values and positions of what queries get back beside entries at ``of``; None where that is nothing."""
-        (query, at), visible = queries, self.memory.visible(queries.position, of)
-        local = self.score(query, at, key, of).masked_fill(~visible, -torch.inf).logsumexp(-1)
+        asking = self.asking(queries.position.shape[1])
+        (query, at), visible = Queries(*(column[:, asking] for column in queries)), self.memory.visible(queries.position, of)
+        local = self.score(query, at, key, of).masked_fill(~visible[:, :, asking], -torch.inf).logsumexp(-1)
         assert self.store is not None
         return self.store.best(query, at, of, local, self.score, self.products.scale_of(query))
 
