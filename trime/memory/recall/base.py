@@ -11,9 +11,9 @@ class BlockKey(ABC):
     """Describes blocks by a few vectors for each head of keys, and scores them for queries."""
 
     @abstractmethod
-    def of(self, key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "n b r g d"]:
+    def of(self, key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "b r g n d"]:
         """Return what stands for blocks of ``s`` keys each, of which those that are not ``filled`` hold nothing."""
 
     @abstractmethod
-    def scores(self, query: Float[Tensor, "b g q d"], block: Float[Tensor, "b g n r d"]) -> Float[Tensor, "b g q n"]:
+    def scores(self, query: Float[Tensor, "b g q d"], block: Float[Tensor, "b r g n d"]) -> Float[Tensor, "b g q n"]:
         """Return how much queries are expected to attend to a key of each block, as a logit; queries are scaled."""

@@ -11,13 +11,13 @@ from trime.memory.recall.base import BlockKey
 class Gaussian(BlockKey):
     """The mean m and the variance v of each dimension: log E exp(q k) = q m + q² v / 2."""
 
-    def of(self, key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "n b r g d"]:
+    def of(self, key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "b r g n d"]:
         weight = filled[..., None, None].to(key.dtype)
         count = weight.sum(1).clamp(min=1)
         mean = (key * weight).sum(1) / count
         variance = ((key - mean[:, None]).square() * weight).sum(1) / count
-        return torch.stack([mean, variance], 2)
+        return torch.stack([mean, variance]).permute(2, 0, 3, 1, 4)
 
-    def scores(self, query: Float[Tensor, "b g q d"], block: Float[Tensor, "b g n r d"]) -> Float[Tensor, "b g q n"]:
-        mean, variance = (part.transpose(-1, -2) for part in block.unbind(-2))
+    def scores(self, query: Float[Tensor, "b g q d"], block: Float[Tensor, "b r g n d"]) -> Float[Tensor, "b g q n"]:
+        mean, variance = (part.transpose(-1, -2) for part in block.unbind(1))
         return query @ mean + query.square() @ variance / 2

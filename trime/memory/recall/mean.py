@@ -9,9 +9,10 @@ from trime.memory.recall.base import BlockKey
 class MeanKey(BlockKey):
     """The mean of a block's keys."""
 
-    def of(self, key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "n b r g d"]:
+    def of(self, key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "b r g n d"]:
         weight = filled[..., None, None].to(key.dtype)
-        return ((key * weight).sum(1) / weight.sum(1).clamp(min=1))[:, :, None]
+        mean = (key * weight).sum(1) / weight.sum(1).clamp(min=1)
+        return mean.permute(1, 2, 0, 3)[:, None]
 
-    def scores(self, query: Float[Tensor, "b g q d"], block: Float[Tensor, "b g n r d"]) -> Float[Tensor, "b g q n"]:
-        return query @ block[..., 0, :].transpose(-1, -2)
+    def scores(self, query: Float[Tensor, "b g q d"], block: Float[Tensor, "b r g n d"]) -> Float[Tensor, "b g q n"]:
+        return query @ block[:, 0].transpose(-1, -2)

@@ -56,7 +56,7 @@ class EntryStore:
     def __init__(self, recall: Recall):
         self.recall = recall
         self.columns: list[Tensor] = []
-        self.block_keys: Float[Tensor, "n b r g d"] | None = None
+        self.block_keys: Float[Tensor, "b r g n d"] | None = None
         self.length: Int[Tensor, " b"] | None = None  # of each row's text
 
     @property
@@ -88,14 +88,17 @@ class EntryStore:
         # Where memories rotate keys these are stored before and after it, side by side: blocks are found by what is before.
         keys = self.columns[0][first * size : last * size, ..., : self.columns[1].shape[-1]]
         blocks = keys.unflatten(0, (-1, size)).float()
-        new_keys = self.recall.key.of(blocks, filled).to(device)  # stay where queries come from
-        if self.block_keys is None:
-            self.block_keys = new_keys.new_zeros(0, *new_keys.shape[1:])
-        if len(self.block_keys) < last:
-            grown = new_keys.new_zeros(len(self.columns[0]) // size, *new_keys.shape[1:])
-            grown[: len(self.block_keys)] = self.block_keys
+        # They stay where queries come from, in the type of keys: each token that is written reads them all.
+        new_keys = self.recall.key.of(blocks, filled).to(device, self.columns[0].dtype)
+        known = 0 if self.block_keys is None else self.block_keys.shape[3]
+        if known < last:
+            shape = [*new_keys.shape[:3], len(self.columns[0]) // size, new_keys.shape[4]]
+            grown = new_keys.new_zeros(shape)
+            if self.block_keys is not None:
+                grown[:, :, :, :known] = self.block_keys
             self.block_keys = grown
-        self.block_keys[first:last] = new_keys
+        assert self.block_keys is not None
+        self.block_keys[:, :, :, first:last] = new_keys
 
     def filled(self, first: int, last: int) -> Bool[Tensor, "n s b"]:
         """Return which places of some blocks hold entries."""
@@ -177,10 +180,10 @@ class EntryStore:
     ) -> Float[Tensor, "b n"]:
         """Return the largest share of a query's attention that each block is expected to get."""
         assert self.block_keys is not None
-        keys = self.block_keys[: missing.shape[1]].permute(1, 3, 0, 2, 4)  # [b g n r d]
-        grouped = scale * query.float().transpose(1, 2).unflatten(1, (keys.shape[1], -1)).flatten(2, 3)  # [b g h/g·q d]
-        logits = self.recall.key.scores(grouped, keys).unflatten(2, (-1, query.shape[1])).flatten(1, 2)
-        logits = (logits + math.log(self.recall.block)).masked_fill(~missing.to(query.device)[:, None, None], -torch.inf)
+        keys = self.block_keys[:, :, :, : missing.shape[1]]
+        grouped = (scale * query).transpose(1, 2).unflatten(1, (keys.shape[2], -1)).flatten(2, 3).to(keys)  # [b g h/g·q d]
+        logits = self.recall.key.scores(grouped, keys).float().unflatten(2, (-1, query.shape[1])).flatten(1, 2)
+        logits = logits.add_(math.log(self.recall.block)).masked_fill_(~missing.to(query.device)[:, None, None], -torch.inf)
         return largest_share(logits, local, at).cpu()
 
     def entries(self, column: int, blocks: Int[Tensor, "b r"]) -> Float[Tensor, "b n g s"]:
@@ -213,7 +216,7 @@ class EntryStore:
         """Continue with copies of these rows; repeats allowed."""
         if self.length is None or self.block_keys is None:
             return
-        self.block_keys, rows = self.block_keys[:, rows.to(self.block_keys.device)], rows.cpu()
+        self.block_keys, rows = self.block_keys[rows.to(self.block_keys.device)], rows.cpu()
         self.length, taken = self.length[rows], []
         for column in self.columns:
             new = self.allocated((len(column), len(rows), *column.shape[2:]), column.dtype)
@@ -232,8 +235,8 @@ def largest_share(
 ) -> Float[Tensor, "b n"]:
     """Return the largest share of a query's attention that each block gets: over queries that are no padding, of all heads."""
     together = torch.logaddexp(logits.logsumexp(-1), local.float())
-    share = (logits - together[..., None]).exp().nan_to_num(0).sum(1)
-    return share.masked_fill((at < 0)[..., None], 0).amax(1)
+    share = logits.sub(together[..., None]).exp_().sum(1).nan_to_num_(0)
+    return share.masked_fill_((at < 0)[..., None], 0).amax(1)
 
 
 def blocks_of(position: Int[Tensor, "b m"], size: int, count: int) -> Int[Tensor, "b n"]:
