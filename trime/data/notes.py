@@ -90,35 +90,43 @@ def find_duplicates(documents: Iterable[np.ndarray], others: Iterable[np.ndarray
 
 
 def find_near_copies(documents: list[np.ndarray], others: Iterable[np.ndarray], length: int) -> dict[int, float]:
-    """Map the numbers of documents most of which is in another text to the share that is.
+    """Map the numbers of documents most of which is in another text, in passages of ``length`` tokens, to the share that is."""
+    return {number: share for number, share in copied_shares(documents, others, length).items() if share > COPIED}
 
-    The other text is cut into passages of ``length`` tokens, which are looked for at every place of the documents.
+
+def copied_shares(documents: list[np.ndarray], others: Iterable[np.ndarray], length: int) -> dict[int, float]:
+    """Map the numbers of documents of at least ``length`` tokens to the share of each that lies in passages of another text.
+
+    The other text is cut into passages of ``length`` tokens, which are looked for at every place of the documents: a copy of
+    2 ``length`` - 1 tokens holds one, wherever it begins.
     """
-    factors = np.random.default_rng(0).integers(2**63, size=length, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    passages = [hashes_of(sliding_window_view(each, length), factors) for each in documents if len(each) >= length]
-    known = np.unique(np.concatenate([*passages, np.zeros(0, np.uint64)]))
+    searched = {number: document for number, document in enumerate(documents) if len(document) >= length}
+    passages = {number: hashes_of(sliding_window_view(document, length)) for number, document in searched.items()}
+    known = np.unique(np.concatenate([*passages.values(), np.zeros(0, np.uint64)]))
     copied = np.zeros(len(known), bool)
     for other in others if len(known) else []:
-        found = hashes_of(other[: len(other) // length * length].reshape(-1, length), factors)
+        found = hashes_of(other[: len(other) // length * length].reshape(-1, length))
         place = np.searchsorted(known, found).clip(max=len(known) - 1)
         copied[place[known[place] == found]] = True
     shares = {}
-    numbers = (number for number, each in enumerate(documents) if len(each) >= length)
-    for number, found in zip(numbers, passages, strict=True):
-        begins = copied[np.searchsorted(known, found)].astype(np.int64)
-        # A token is copied if one of the ``length`` passages that hold it is.
-        inside = np.convolve(begins, np.ones(length, np.int64)) > 0
-        if inside.mean() > COPIED:
-            shares[number] = float(inside.mean())
+    for number, document in searched.items():
+        starts = np.flatnonzero(copied[np.searchsorted(known, passages[number])])
+        # One more where a copied passage begins and one less behind its end: the running sum counts the passages over a token.
+        covered = np.zeros(len(document) + 1, np.int64)
+        np.add.at(covered, starts, 1)
+        np.add.at(covered, starts + length, -1)
+        shares[number] = float((np.cumsum(covered)[:-1] > 0).mean())
     return shares
 
 
-def hashes_of(passages: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Return a hash of each passage [n l]: the sum of its tokens times odd ``factors``, modulo 2**64."""
-    sums: np.ndarray = sum(
-        (passages[:, place].astype(np.uint64) + np.uint64(1)) * factors[place] for place in range(len(factors))
-    )
-    return sums
+def hashes_of(passages: np.ndarray) -> np.ndarray:
+    """Return a hash of 64 bits of each passage [n l] of tokens."""
+    # A factor that is odd loses no bit of its token.
+    factors = np.random.default_rng(0).integers(1, 2**63, passages.shape[1], dtype=np.uint64) | np.uint64(1)
+    result = np.zeros(len(passages), np.uint64)
+    for column in range(passages.shape[1]):
+        result += (passages[:, column].astype(np.uint64) + np.uint64(1)) * factors[column]
+    return result
 
 
 def describe_duplicates(

@@ -23,11 +23,11 @@ from trime.common.io import write_json
 from trime.common.progress import Progress
 from trime.common.types import LogMass, Tensor, contexts_of, is_token
 from trime.data.corpus import Split
+from trime.data.notes import copied_shares
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.lab.stage import Stage
 from trime.memory.inference.base import StateScope, Window
-from trime.memory.retrieval.datastore import Datastore
 from trime.models.network import Reader
 from trime.scoring.mixture_spec import FittedMixtureSpec
 from trime.stages.encode import read_windows
@@ -154,10 +154,12 @@ class Audit:
         retrieved entries that are of its own document, from any datastore of the test text."""
         copied: dict[str, float] = {}
         own: dict[str, float] = {}
+        documents = [self.text.document(number) for number in range(len(self.text.lengths))]
         for nearest in self.searches:
             if not nearest.hide_own:
-                for document, share in copied_shares(self.text, nearest.store).items():
-                    copied[document] = max(share, copied.get(document, 0.0))
+                for number, share in copied_shares(documents, [nearest.store.token.numpy()], RUN_LENGTH).items():
+                    if len(documents[number]) >= 2 * RUN_LENGTH - 1:  # a shorter copy need not hold a whole run as it is cut
+                        copied[str(number)] = max(share, copied.get(str(number), 0.0))
                 continue
             windows = read_windows(self.graph.test.path(), torch.device("cpu"))
             for window in islice(windows, None, None, max(1, len(self.windows) // MAX_WINDOWS)):
@@ -248,35 +250,6 @@ def judge(results: dict[str, Any], holds_test_text: set[bool]) -> tuple[list[str
         )
     passed.append(f"audit: stored and fresh encodings of the test text agree ({stored:.1e} nats per token)")
     return failed, passed
-
-
-def copied_shares(text: Split, store: Datastore) -> dict[str, float]:
-    """Return the share of each document that lies in runs of RUN_LENGTH tokens which the datastore holds too."""
-    # Runs that begin at multiples of their length are enough here: a copy twice as long contains one, wherever it begins.
-    known = np.unique(hashes(store.token.numpy()[: len(store) // RUN_LENGTH * RUN_LENGTH].reshape(-1, RUN_LENGTH)))
-    shares = {}
-    for document, (low, high) in enumerate(zip(text.offsets[:-1], text.offsets[1:], strict=True)):
-        tokens = np.asarray(text.tokens[low:high])
-        if len(tokens) < 2 * RUN_LENGTH - 1:  # a shorter one need not contain one of the datastore's aligned runs
-            continue
-        windows = hashes(np.lib.stride_tricks.sliding_window_view(tokens, RUN_LENGTH))
-        starts = np.flatnonzero(np.isin(windows, known))
-        # One more where a copied run begins and one less behind its end, so that the running sum counts the runs over a token.
-        covered = np.zeros(len(tokens) + 1, np.int64)
-        np.add.at(covered, starts, 1)
-        np.add.at(covered, starts + RUN_LENGTH, -1)
-        shares[str(document)] = float((np.cumsum(covered)[:-1] > 0).mean())
-    return shares
-
-
-def hashes(rows: np.ndarray) -> np.ndarray:
-    """Return a 64-bit hash of each row of tokens."""
-    # A factor that is odd loses no bit of its token.
-    factors = np.random.default_rng(0).integers(1, 2**63, RUN_LENGTH, dtype=np.uint64) | np.uint64(1)
-    result = np.zeros(len(rows), np.uint64)
-    for column in range(RUN_LENGTH):
-        result += (rows[:, column].astype(np.uint64) + np.uint64(1)) * factors[column]
-    return result
 
 
 AUDIT = Stage("audit", after=audit)
