@@ -121,10 +121,11 @@ def copied_shares(documents: list[np.ndarray], others: Iterable[np.ndarray], len
 
 def hashes_of(passages: np.ndarray) -> np.ndarray:
     """Return a hash of 64 bits of each passage [n l] of tokens."""
+    length: int = passages.shape[1]
     # A factor that is odd loses no bit of its token.
-    factors = np.random.default_rng(0).integers(1, 2**63, passages.shape[1], dtype=np.uint64) | np.uint64(1)
+    factors = np.random.default_rng(0).integers(1, 2**63, length, dtype=np.uint64) | np.uint64(1)
     result = np.zeros(len(passages), np.uint64)
-    for column in range(passages.shape[1]):
+    for column in range(length):
         result += (passages[:, column].astype(np.uint64) + np.uint64(1)) * factors[column]
     return result
 

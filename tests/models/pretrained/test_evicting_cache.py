@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -295,6 +297,17 @@ def test_beams_take_their_memory_along(folder: Path) -> None:
     expected = model.generate(prompt, attention_mask=mask, **settings)
     cache = EvictingCache(model, 64, trime.FIFO())
     assert torch.equal(model.generate(prompt, attention_mask=mask, past_key_values=cache, **settings), expected)
+
+
+@torch.no_grad()
+def test_a_cache_lives_no_longer_than_its_owner_wants(folder: Path) -> None:
+    model = load_pretrained(str(folder))
+    cache = EvictingCache(model, SIZE, trime.FIFO())
+    model(torch.randint(3, 20, (1, 9)), past_key_values=cache)
+    left = weakref.ref(cache)
+    del cache
+    gc.collect()
+    assert left() is None
 
 
 @torch.no_grad()

@@ -249,7 +249,8 @@ class EvictingCache(LayerMemories, Cache):
         for number, layer in enumerate(self.memories):
             first = f"{number} "
             layer.take({name[len(first) :]: tensor for name, tensor in tensors.items() if name.startswith(first)}, device)
-        self.decoding, self.seen, self.mask = None, note["seen"], tensors.get("mask")
+        mask = tensors.get("mask")
+        self.decoding, self.seen, self.mask = None, note["seen"], mask if mask is None else mask.to(device)
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -292,7 +293,7 @@ def check_attention(model: Any) -> None:
 # A cache of transformers sees keys and values, but no queries, and its attention function sees these, but no cache. Two hooks
 # on the model join them: a call with an EvictingCache uses the function below, which finds the cache of the call. All other
 # calls are left as they are.
-READING: ContextVar[EvictingCache] = ContextVar("READING")
+READING: ContextVar[EvictingCache | None] = ContextVar("READING", default=None)
 
 
 def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -320,6 +321,7 @@ def end_call(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None
     cache = kwargs.get("past_key_values")
     if isinstance(cache, EvictingCache) and cache.model_attention is not None:
         stack.config._attn_implementation, cache.model_attention = cache.model_attention, None
+        READING.set(None)  # or the last cache would live as long as the process
         cache.seen += 0 if output is None else cache.position.shape[1]
 
 
@@ -328,6 +330,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Return the values [b l h d] that queries [b h l d] attend to, with the entries [b g l d] inserted first."""
     cache, cap = READING.get(), settings.pop("softcap", None)
+    assert cache is not None, "begin_call names the cache of a call"
     layer = cache.memories[module.layer_idx]
     check_call(module, layer, settings)
     layer.products.scale, layer.products.cap = scaling, cap
