@@ -20,7 +20,7 @@ from trime.memory.recall.gaussian import Gaussian
 from trime.memory.recall.mean import MeanKey
 from trime.memory.recall.quest import Quest
 from trime.memory.recall.representatives import Representatives
-from trime.memory.recall.store import EntryStore, Recall
+from trime.memory.recall.store import Asked, EntryStore, Recall
 from trime.memory.slots.bounded import BoundedMemory
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.evicting_cache import FILE, EvictingCache
@@ -175,13 +175,13 @@ def test_a_store_returns_what_queries_attend_to(key: BlockKey) -> None:
     query[:, 3, 1, 0] = 1.0
     at = torch.tensor([[59] * 5, [-1] * 3 + [59] * 2])
     held, nothing = torch.tensor([[3, 59, -1], [59, 0, -1]]), torch.full((2, 2, 5), -torch.inf)
-    found = store.best(query, at, held, nothing, DotProducts(1.0), 1.0)
+    found = store.best(Asked(query, at, nothing), held, DotProducts(1.0), 1.0)
     assert found is not None
     assert found[2].tolist() == [[-1, 4, 5], [39, 40, 41]]
     assert torch.equal(found[0][0, 2], keys[0, 5]) and torch.equal(found[1][1, 0], keys[1, 39] + 1)
-    assert store.best(query, at, places, nothing, DotProducts(1.0), 1.0) is None
+    assert store.best(Asked(query, at, nothing), places, DotProducts(1.0), 1.0) is None
     at[1, 3] = -1
-    (_, _, of) = store.best(query, at, held, nothing, DotProducts(1.0), 1.0) or (None, None, held)
+    (_, _, of) = store.best(Asked(query, at, nothing), held, DotProducts(1.0), 1.0) or (None, None, held)
     assert of[0].tolist() == [-1, 4, 5] and of[1].tolist() != [39, 40, 41]
 
 

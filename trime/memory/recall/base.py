@@ -7,6 +7,12 @@ from abc import ABC, abstractmethod
 from trime.common.types import Bool, Float, Tensor
 
 
+def mean_of(key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "n b g d"]:
+    """Return the mean of each block's keys, without those that are not ``filled``."""
+    weight = filled[..., None, None].to(key.dtype)
+    return (key * weight).sum(1) / weight.sum(1).clamp(min=1)
+
+
 class BlockKey(ABC):
     """Describes blocks by a few vectors for each head of keys, and scores them for queries."""
 

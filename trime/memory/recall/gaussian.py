@@ -5,17 +5,15 @@ from __future__ import annotations
 import torch
 
 from trime.common.types import Bool, Float, Tensor
-from trime.memory.recall.base import BlockKey
+from trime.memory.recall.base import BlockKey, mean_of
 
 
 class Gaussian(BlockKey):
     """The mean m and the variance v of each dimension: log E exp(q k) = q m + q² v / 2."""
 
     def of(self, key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "b r g n d"]:
-        weight = filled[..., None, None].to(key.dtype)
-        count = weight.sum(1).clamp(min=1)
-        mean = (key * weight).sum(1) / count
-        variance = ((key - mean[:, None]).square() * weight).sum(1) / count
+        mean = mean_of(key, filled)
+        variance = mean_of((key - mean[:, None]).square(), filled)
         return torch.stack([mean, variance]).permute(2, 0, 3, 1, 4)
 
     def scores(self, query: Float[Tensor, "b g q d"], block: Float[Tensor, "b r g n d"]) -> Float[Tensor, "b g q n"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trime.common.types import Bool, Float, Tensor
-from trime.memory.recall.base import BlockKey
+from trime.memory.recall.base import BlockKey, mean_of
 
 
 class Representatives(BlockKey):
@@ -13,9 +13,7 @@ class Representatives(BlockKey):
         self.count = count
 
     def of(self, key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "b r g n d"]:
-        weight = filled[..., None, None].to(key.dtype)
-        mean = (key * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp(min=1)
-        distance = (key - mean).norm(dim=-1).masked_fill(~filled[..., None], -1)  # [n s b g]
+        distance = (key - mean_of(key, filled)[:, None]).norm(dim=-1).masked_fill(~filled[..., None], -1)  # [n s b g]
         best = distance.topk(min(self.count, key.shape[1]), 1).indices
         return key.gather(1, best[..., None].expand(-1, -1, -1, -1, key.shape[-1])).permute(2, 1, 3, 0, 4)
 

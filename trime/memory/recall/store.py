@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -21,6 +22,7 @@ from trime.common.types import Bool, Float, Int, Tensor
 from trime.errors import UserError
 from trime.memory.recall.base import BlockKey
 from trime.memory.recall.gaussian import Gaussian
+from trime.memory.slots.bounded import take_slots
 
 ROOM = 1024  # positions for which there is room at first
 CANDIDATES = 4  # blocks for each that is returned, whose keys are all compared
@@ -48,6 +50,14 @@ class Recall:
     def blocks(self) -> int:
         """How many blocks are returned: a block may be in the memory in part, and is returned without that."""
         return -(-self.entries // self.block)
+
+
+class Asked(NamedTuple):
+    """Queries that look for blocks, their positions (-1: padding), and the logsumexp of their logits for what is held."""
+
+    query: Float[Tensor, "b q h d"]
+    at: Int[Tensor, "b q"]
+    local: Float[Tensor, "b h q"]
 
 
 class EntryStore:
@@ -137,54 +147,47 @@ class EntryStore:
 
     @torch.no_grad()
     def best(
-        self,
-        query: Float[Tensor, "b q h d"],
-        at: Int[Tensor, "b q"],
-        held: Int[Tensor, "b m"],
-        local: Float[Tensor, "b h q"],
-        score: Score,
-        scale: float,
+        self, asked: Asked, held: Int[Tensor, "b m"], score: Score, scale: float
     ) -> tuple[Tensor, Tensor, Int[Tensor, "b n"]] | None:
         """Return keys and values [b n g d] of the best blocks for some queries, and positions, -1 for what is ``held`` already.
 
-        The best are those to which some query attends most, beside what is held, of whose logits ``local`` is the logsumexp.
-        Block keys, of logits ``scale`` times their products, choose candidates, and the largest ``score`` of their keys chooses
-        among these. None where everything is held.
+        The best are those to which some query attends most. Block keys, of logits ``scale`` times their products, choose
+        candidates, and the largest ``score`` of their keys chooses among these. None where everything is held.
         """
         assert self.length is not None and self.block_keys is not None
-        size, wanted, device = self.recall.block, self.recall.blocks, query.device
+        size, wanted, device = self.recall.block, self.recall.blocks, asked.query.device
         count = -(-int(self.length.max()) // size)
         held = held.cpu()
         missing = self.filled(0, count).sum(1).T - blocks_of(held, size, count) > 0  # [b n] has entries that are not held
         if not bool(missing.any()):
             return None
-        chosen = torch.arange(count).expand(len(query), -1)
+        chosen = torch.arange(count).expand(len(held), -1)
         if count > CANDIDATES * wanted:
-            chosen = self.expected(query, at, missing, local, scale).topk(CANDIDATES * wanted, 1).indices.sort(1).values
+            chosen = self.expected(asked, missing, scale).topk(CANDIDATES * wanted, 1).indices.sort(1).values
+        of = self.places(chosen, held)
         if chosen.shape[1] > wanted:
-            key, of = self.entries(0, chosen).to(device), self.places(chosen, held).to(device)
-            hidden = (of < 0)[:, None] | (of[:, None] > at[..., None])
-            logits = score(query, at, key, of).masked_fill(hidden[:, None], -torch.inf)
-            most = largest_share(logits.unflatten(-1, (-1, size)).amax(-1), local, at)
-            chosen = chosen.gather(1, most.topk(wanted, 1).indices.cpu().sort(1).values)
+            most = self.attended(asked, chosen, of.to(device), score)
+            best = most.topk(wanted, 1).indices.cpu().sort(1).values
+            chosen, of = chosen.gather(1, best), take_slots(of.unflatten(1, (-1, size)), best).flatten(1)
         key, value = (self.entries(number, chosen).to(device) for number in range(2))
-        return key, value, self.places(chosen, held).to(device)
+        return key, value, of.to(device)
 
-    def expected(
-        self,
-        query: Float[Tensor, "b q h d"],
-        at: Int[Tensor, "b q"],
-        missing: Bool[Tensor, "b n"],
-        local: Float[Tensor, "b h q"],
-        scale: float,
-    ) -> Float[Tensor, "b n"]:
+    def attended(self, asked: Asked, blocks: Int[Tensor, "b r"], of: Int[Tensor, "b n"], score: Score) -> Float[Tensor, "b r"]:
+        """Return the largest share of a query's attention that each block gets by its best key, of keys at positions ``of``."""
+        key = self.entries(0, blocks).to(of.device)
+        hidden = (of < 0)[:, None] | (of[:, None] > asked.at[..., None])
+        logits = score(asked.query, asked.at, key, of).masked_fill(hidden[:, None], -torch.inf)
+        return largest_share(logits.unflatten(-1, (-1, self.recall.block)).amax(-1), asked)
+
+    def expected(self, asked: Asked, missing: Bool[Tensor, "b n"], scale: float) -> Float[Tensor, "b n"]:
         """Return the largest share of a query's attention that each block is expected to get."""
         assert self.block_keys is not None
+        query = asked.query
         keys = self.block_keys[:, :, :, : missing.shape[1]]
         grouped = (scale * query).transpose(1, 2).unflatten(1, (keys.shape[2], -1)).flatten(2, 3).to(keys)  # [b g h/g·q d]
         logits = self.recall.key.scores(grouped, keys).float().unflatten(2, (-1, query.shape[1])).flatten(1, 2)
         logits = logits.add_(math.log(self.recall.block)).masked_fill_(~missing.to(query.device)[:, None, None], -torch.inf)
-        return largest_share(logits, local, at).cpu()
+        return largest_share(logits, asked).cpu()
 
     def entries(self, column: int, blocks: Int[Tensor, "b r"]) -> Float[Tensor, "b n g s"]:
         """Return the keys (column 0) or values of each row's ``blocks``."""
@@ -198,7 +201,7 @@ class EntryStore:
         return position.masked_fill((position >= self.length[:, None]) | is_among(position, held), -1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what ``take`` needs."""
+        """Return the length of each row's text [b], and its keys and values [p b g d], for ``take``."""
         assert self.length is not None
         longest = int(self.length.max())
         return {"length": self.length, "stored_key": self.columns[0][:longest], "stored_value": self.columns[1][:longest]}
@@ -230,13 +233,11 @@ class EntryStore:
             self.length = torch.minimum(self.length, length.cpu())
 
 
-def largest_share(
-    logits: Float[Tensor, "b h q n"], local: Float[Tensor, "b h q"], at: Int[Tensor, "b q"]
-) -> Float[Tensor, "b n"]:
+def largest_share(logits: Float[Tensor, "b h q n"], asked: Asked) -> Float[Tensor, "b n"]:
     """Return the largest share of a query's attention that each block gets: over queries that are no padding, of all heads."""
-    together = torch.logaddexp(logits.logsumexp(-1), local.float())
+    together = torch.logaddexp(logits.logsumexp(-1), asked.local.float())
     share = logits.sub(together[..., None]).exp_().sum(1).nan_to_num_(0)
-    return share.masked_fill_((at < 0)[..., None], 0).amax(1)
+    return share.masked_fill_((asked.at < 0)[..., None], 0).amax(1)
 
 
 def blocks_of(position: Int[Tensor, "b m"], size: int, count: int) -> Int[Tensor, "b n"]:

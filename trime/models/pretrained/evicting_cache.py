@@ -274,7 +274,7 @@ class EvictingCache(LayerMemories, Cache):
 
 
 def described(part: Any) -> str:
-    """Return an object's class and settings."""
+    """Return an object's class and settings as text, those of the objects in it too."""
     if not hasattr(part, "__dict__"):
         return repr(part)
     settings = ", ".join(f"{name}={described(value)}" for name, value in sorted(vars(part).items()))

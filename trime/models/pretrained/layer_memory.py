@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from trime.common.types import AttentionBlock, Float, Int, Ranking, Tensor
-from trime.memory.recall.store import EntryStore, Recall
+from trime.memory.recall.store import Asked, EntryStore, Recall
 from trime.memory.slots.bounded import BoundedMemory, MemoryState, SlotWrites
 from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.topk_attention import masked_softmax
@@ -215,6 +215,8 @@ class LayerMemory:
     @staticmethod
     def asking(count: int) -> Int[Tensor, " n"]:
         """Return the numbers of the queries that choose what all of a step get back: the last, and as many before them."""
+        if count < 2 * ASKING:
+            return torch.arange(count)
         return torch.cat([torch.linspace(0, max(count - ASKING, 0), ASKING).long(), torch.arange(count)[-ASKING:]]).unique()
 
     def recalled(
@@ -222,10 +224,10 @@ class LayerMemory:
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return keys, values and positions of what queries get back beside entries at ``of``; None where that is nothing."""
         asking = self.asking(queries.position.shape[1])
-        (query, at), visible = Queries(*(column[:, asking] for column in queries)), self.memory.visible(queries.position, of)
-        local = self.score(query, at, key, of).masked_fill(~visible[:, :, asking], -torch.inf).logsumexp(-1)
+        query, at = (column[:, asking] for column in queries)
+        local = self.score(query, at, key, of).masked_fill(~self.memory.visible(at, of), -torch.inf).logsumexp(-1)
         assert self.store is not None
-        return self.store.best(query, at, of, local, self.score, self.products.scale_of(query))
+        return self.store.best(Asked(query, at, local), of, self.score, self.products.scale_of(query))
 
     def read(
         self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention | None
@@ -268,11 +270,11 @@ class LayerMemory:
         """Continue with copies of these rows; repeats allowed."""
         if self.filling is not None and self.filling.count:
             self.filling.take_rows(rows.to(self.filling.columns[0].device))
+        of_heads = (self.heads * rows[:, None] + torch.arange(self.heads, device=rows.device)).flatten()
         if self.store is not None:
-            self.store.take_rows((self.heads * rows[:, None] + torch.arange(self.heads, device=rows.device)).flatten())
+            self.store.take_rows(of_heads)
         if self.full is None:
             return
-        of_heads = (self.heads * rows[:, None] + torch.arange(self.heads, device=rows.device)).flatten()
         of_heads = of_heads.to(self.full.ranking.clock.device)
         self.full, self.waiting = self.full.take_rows(of_heads), self.waiting and self.waiting.take_rows(of_heads)
 
