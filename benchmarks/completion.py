@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from benchmarks.decoder_memory import BEFORE, PASSAGES, WINDOW, Prompted, cut, finished, stored_texts
+from benchmarks.decoder_memory import BEFORE, PASSAGES, WINDOW, Prompted, add_text_arguments, cut, finished, stored_texts
 from benchmarks.measure import Measured
 from trime.common.progress import Progress
 from trime.common.types import Bool, Float, Int, Tensor
@@ -35,18 +35,15 @@ from trime.text_memory.mixing import predict
 LINES, SHOWN, BATCH = 4, 1500, 8  # lines that are completed, characters before them, prompts of a batch
 LONGEST = 20 * LINES  # tokens that are written
 NAME = re.compile(r"[^\W\d]\w{3,}")
+MEMORIES = ("none", "all")
 BESIDE = ("nothing", f"{PASSAGES} passages")
 
 Row = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="a folder of a causal language model and its tokenizer")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--texts", type=Path, nargs="+", required=True, help="folders or files, a text each")
-    parser.add_argument("--characters", type=int, default=200_000, help="of a text that are used, at most")
+    add_text_arguments(parser)
     parser.add_argument("--places", type=int, default=50, help="lines of each text of Python that are completed")
-    parser.add_argument("--folder", type=Path, default=Path("outputs/decoder-memory"), help="for memories and finished rows")
 
 
 def measure(options: argparse.Namespace) -> Measured:
@@ -86,7 +83,10 @@ def name_rows(memory: TextMemory, folder: Path) -> list[Row]:
             places = {first + int(np.searchsorted(ends, place, "right")) for place in new_names(text, words)}
             for place, *both in predicted(memory, tokens, places):
                 ranks = [1 + int((each > each[tokens[place]]).sum()) for each in both]
-                rows += [{"beside the text": beside, "memories": name, "rank": rank} for name, rank in with_names(ranks)]
+                rows += [
+                    {"beside the text": beside, "memories": name, "rank": rank}
+                    for name, rank in zip(MEMORIES, ranks, strict=True)
+                ]
     return rows
 
 
@@ -113,10 +113,6 @@ def predicted(memory: TextMemory, tokens: np.ndarray, places: Collection[int]) -
             with_memory = predict(experts, mixture, tokens[:place], queries[row], log_probability[row])
             yield place, log_probability[row][0], with_memory.log_probability
         first += len(context)
-
-
-def with_names(both: list[Any]) -> list[tuple[str, Any]]:
-    return list(zip(("none", "all"), both, strict=True))
 
 
 def plain(memory: TextMemory) -> Decoder:
@@ -209,32 +205,32 @@ def summaries(rows: dict[str, list[Row]], summary: Any) -> list[Row]:
     together = {**rows, f"{len(rows)} texts": [row for each in rows.values() for row in each]}
     for text, each in together.items():
         for beside in BESIDE:
-            none, every = (
-                [row for row in each if (row["beside the text"], row["memories"]) == (beside, name)] for name in ("none", "all")
-            )
-            for name, chosen in (("none", none), ("all", every)):
-                result.append({"text": text, "beside the text": beside, "memories": name} | summary(chosen, none))
+            without = [row for row in each if (row["beside the text"], row["memories"]) == (beside, MEMORIES[0])]
+            for name in MEMORIES:
+                chosen = [row for row in each if (row["beside the text"], row["memories"]) == (beside, name)]
+                row = {"text": text, "beside the text": beside, "memories": name}
+                result.append(row | summary(chosen, None if name == MEMORIES[0] else without))
     return result
 
 
-def of_lines(rows: list[Row], without: list[Row]) -> Row:
+def of_lines(rows: list[Row], without: list[Row] | None) -> Row:
     """Return the means over places, and the difference to the same places without memory with its interval."""
     columns = [f"{label} {kind}" for label in ("line", f"{LINES} lines") for kind in ("right", "similar")]
     result: Row = {"places": len(rows)} | {column: round(mean(rows, column), 3) for column in columns}
     result["bits a byte"] = round(sum(row["nats"] for row in rows) / math.log(2) / sum(row["bytes"] for row in rows), 3)
-    if rows is not without:
+    if without is not None:
         for column in (columns[0], columns[-1]):
             change = np.array([one[column] - other[column] for one, other in zip(rows, without, strict=True)])
             result[f"{column}, less without"] = interval(change)
     return result
 
 
-def of_names(rows: list[Row], without: list[Row]) -> Row:
+def of_names(rows: list[Row], without: list[Row] | None) -> Row:
     """Return how often the right token is the first, or among the first ten, and its median rank."""
     ranks = np.array([row["rank"] for row in rows])
     result: Row = {"names": len(ranks), "first": round(float((ranks == 1).mean()), 3)}
     result |= {"in the first ten": round(float((ranks <= 10).mean()), 3), "median rank": float(np.median(ranks))}
-    if rows is not without:
+    if without is not None:
         result["first, less without"] = interval((ranks == 1) - np.array([row["rank"] == 1 for row in without], float))
     return result
 

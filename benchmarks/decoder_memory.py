@@ -49,12 +49,17 @@ COPIED = 2**18  # tokens of a document that enlarges a memory
 BOUND = 1.15  # of a token with memory, in tokens without
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_text_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments for a model, for texts that are cut in three, and for what is made of them."""
     parser.add_argument("--model", required=True, help="a folder of a causal language model and its tokenizer")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--texts", type=Path, nargs="+", required=True, help="folders or files, a text each")
     parser.add_argument("--characters", type=int, default=200_000, help="of a text that are used, at most")
     parser.add_argument("--folder", type=Path, default=Path("outputs/decoder-memory"), help="for memories and finished rows")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_text_arguments(parser)
     parser.add_argument("--entries", type=int, default=0, help="stored tokens when a token is timed; 0: those of the last text")
 
 
@@ -188,6 +193,8 @@ def rows_beside(
     )
     size = sum(len(text.content.encode()) for text in texts[1])
     alone = test.masses.log_probability[:, 0]
+    part = resampled_parts(test.masses.document, PART)
+    sizes = np.bincount(part).tolist()
     names, rows = [name for name in experts.sizes if name != skipped], []
     ngrams = tuple(name for name in names if name != "knn")
     for chosen in dict.fromkeys([(), *((name,) for name in names), ngrams, tuple(names)]):
@@ -195,10 +202,7 @@ def rows_beside(
         row: dict[str, Any] = {"memories": ", ".join(chosen) or "none", "beside the text": beside, "tokens": len(losses)}
         row |= {"perplexity": round(math.exp(losses.double().mean()), 3)}
         row |= {"bits per byte": round(float(losses.double().sum()) / math.log(2) / size, 4)}
-        part = resampled_parts(test.masses.document, PART)
-        rows.append(
-            row | {"nats of parts": np.bincount(part, losses.double().numpy()).tolist(), "size": np.bincount(part).tolist()}
-        )
+        rows.append(row | {"nats of parts": np.bincount(part, losses.double().numpy()).tolist(), "size": sizes})
     return rows
 
 
@@ -218,10 +222,8 @@ def with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def mixed_of(held_out: Scored, test: Scored, experts: Experts, chosen: tuple[str, ...]) -> Float[Tensor, " n"]:
     """Return the log-probabilities of the test tokens under a mixture of the model and the chosen memories."""
-    mixture, (masses, counts) = (
-        Adaptive(TEMPERATURES, history=[], least_deviation=NOISE),
-        experts.chosen(held_out.masses, chosen),
-    )
+    mixture = Adaptive(TEMPERATURES, history=[], least_deviation=NOISE)
+    masses, counts = experts.chosen(held_out.masses, chosen)
     mixture.fit(masses, folds(masses.document, FOLDS, 0), counts, 0, held_out.features)
     return mixed(mixture, Scored(experts.chosen(test.masses, chosen)[0], test.features))
 

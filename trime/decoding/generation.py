@@ -250,9 +250,9 @@ class TextScorer:
             begin = max(0, first - self.lengths.context)
             targets = tokens[begin : first + self.lengths.block]
             inputs = [tokens[begin - 1] if begin else self.start, *targets[:-1]]
-            (f, g), state = encode(self.network, inputs, number, state)
-            contexts = contexts_at(Encoding(f, g), targets, begin, number)
-            mass = self.network.vocabulary_mass(f[first - begin :], contexts.token[first - begin :])
+            encoding, state = encode(self.network, inputs, number, state)
+            contexts = contexts_at(encoding, targets, begin, number)
+            mass = self.network.vocabulary_mass(encoding.f[first - begin :], contexts.token[first - begin :])
             yield Window(contexts, first - begin, mass)
 
 

@@ -43,6 +43,8 @@ def config_hash(config: DictConfig) -> str:
         content["checkpoint"] = given.parent.name if given.suffix == ".pt" else given.name
     if content["train"]["keep"] == "last":
         without(content, VALIDATION)
+    if not content["model"].get("recall"):
+        content["model"].pop("recall", None)  # as before it was a setting
     if not any(content["callbacks"].values()):
         content.pop("callbacks")
     own = [node["datastore"] for node in content["test_memories"].values() if "datastore" in node]

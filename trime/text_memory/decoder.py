@@ -19,7 +19,7 @@ from trime.common.checks import check_number
 from trime.common.types import Float, Int, Tensor
 from trime.data.datasets.files import replaced
 from trime.errors import UserError
-from trime.models.pretrained.loading import identity_of_model, unwrapped
+from trime.models.pretrained.loading import identity_of_model, positions_of, unwrapped
 from trime.models.pretrained.tokenizer import encode_text, prompt_frame
 
 ANCHOR = "a"  # decoded before a token, so that the space that the token begins with is not dropped
@@ -46,7 +46,7 @@ class Decoder:
         self.width = head.weight.shape[1]
         self.vocabulary = max(head.weight.shape[0], len(tokenizer))
         self.start = prompt_frame(tokenizer, chat_template=False)[0]  # as the tokenizer begins every text
-        positions = getattr(unwrapped(model).config, "max_position_embeddings", None) or 2**31
+        positions = positions_of(unwrapped(model).config)
         if window + overlap + len(self.start) > positions:
             self.overlap = min(overlap, positions // 4)
             self.window = min(window, positions - self.overlap - len(self.start))

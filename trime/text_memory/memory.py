@@ -20,6 +20,7 @@ from trime.common.io import read_tensors, write_tensors
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
 from trime.data.datasets.files import Text, replaced
+from trime.data.notes import COPIED
 from trime.data.texts import read_texts
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 
 WEIGHTS, SCALE = "weights.safetensors", "scale.safetensors"
 PROBE = Path(__file__).with_name("probe.txt")  # a text on which the scale of contexts is measured, whatever is stored
-COPIED = 0.5  # share of a text in long n-grams of the memory above which it counts as a near copy
 FOLDS = 8
 MEND = "delete it, and fit the memory again"
 NOISE = 0.02  # nats: a feature that varies less, as of an untrained model, holds rounding errors

@@ -26,8 +26,8 @@ from trime.memory.slots.bounded import BoundedMemory
 from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory
-from trime.models.pretrained.loading import check_version, identity_of_model, unwrapped
-from trime.models.pretrained.rope import RopeDecoder, per_layer, sliding_windows
+from trime.models.pretrained.loading import check_version, identity_of_model, positions_of, unwrapped
+from trime.models.pretrained.rope import RopeDecoder, key_heads, per_layer, sliding_windows
 
 check_version()  # before the imports below fail with a message of their own
 
@@ -93,7 +93,7 @@ class EvictingCache(LayerMemories, Cache):
                 stacklevel=2,
             )
         config, score = model.config, RopeDecoder(model, position).score_at_0 if position else None
-        heads = (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) if per_head else 1
+        heads = key_heads(config) if per_head else 1
         attendres = [
             Attendre(BoundedMemory(m, policy), 0, k, True, window)
             for m, k, window in zip(sizes, best, sliding_windows(config, count), strict=True)
@@ -113,7 +113,7 @@ class EvictingCache(LayerMemories, Cache):
         LayerMemories.__init__(self, layers)
         Cache.__init__(self, layers=[])  # the memories do all that transformers' own layers of a cache would do
         self.model: Any = weakref.ref(model)  # a copy of the cache is not one of the model
-        self.chunk, self.longest = layers[0].chunk, getattr(model.config, "max_position_embeddings", None) or 2**31
+        self.chunk, self.longest = layers[0].chunk, positions_of(model.config)
         self.model_attention: str | None = None  # the model's attention implementation, within a call that replaces it
         self.seen = 0  # tokens, padding included
         self.mask: Bool[Tensor, "b s"] | None = None  # False for padding; None: there is none

@@ -22,7 +22,7 @@ from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.heads import in_blocks, project_and_pick
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.layer_memory import repeated
-from trime.models.pretrained.loading import empty_cache, load_pretrained, model_class
+from trime.models.pretrained.loading import empty_cache, load_pretrained, model_class, positions_of
 from trime.models.pretrained.reader import memories_in_model
 from trime.models.pretrained.rope import KINDS, RopeDecoder, per_layer
 
@@ -120,7 +120,7 @@ class PretrainedBackbone(nn.Module):
         size, policy = memory["size"], memory["policy"]
         self.is_stateful = bool(size)
         config = embedding.model.config
-        self.positions, self.width = getattr(config, "max_position_embeddings", None) or 2**31, config.hidden_size
+        self.positions, self.width = positions_of(config), config.hidden_size
         if self.is_stateful:
             model_class(embedding.model, KINDS)
             assert embedding.family is not None

@@ -137,6 +137,11 @@ def unwrapped(model: Any) -> Any:
     return model.get_base_model() if type(model).__name__.startswith("Peft") else model
 
 
+def positions_of(config: Any) -> int:
+    """Return how many positions a model was made for; 2**31 where its configuration does not bound them."""
+    return getattr(config, "max_position_embeddings", None) or 2**31
+
+
 def empty_cache(model: Any) -> Any:
     """Return the cache of keys and values that transformers would make for a model."""
     from transformers import DynamicCache

@@ -76,7 +76,7 @@ class RopeDecoder:
         self.model, self.stack, config = model, model.base_model, model.config
         self.layers = [layer_class(layer) for layer in self.stack.layers]
         self.windows = sliding_windows(config, len(self.layers))
-        self.key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.key_heads = key_heads(config)
         module, longest = self.stack.rotary_emb, config.max_position_embeddings
         if module.rope_type in ("dynamic", "longrope"):
             raise UserError(
@@ -105,6 +105,11 @@ class RopeDecoder:
 
     def logits(self, hidden: Float[Tensor, "b l e"]) -> Float[Tensor, "b l v"]:
         return self.model.get_output_embeddings()(hidden)
+
+
+def key_heads(config: Any) -> int:
+    """Return the number of heads of keys, which several heads of queries may share."""
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 def sliding_windows(config: Any, layers: int) -> list[int | None]:

@@ -100,9 +100,8 @@ class Answer(ArtefactInParts):
 
     def reading(self) -> dict[str, Any]:
         """Return the settings that decide how the model reads."""
-        settings = {name: self.model_settings[name] for name in READING}
-        # Results that were made before there was any recall keep their names.
-        return settings | ({"recall": self.model_settings["recall"]} if self.model_settings["recall"] else {})
+        recall = ["recall"] if self.model_settings["recall"] else []  # without it, as before it was a setting
+        return {name: self.model_settings[name] for name in (*READING, *recall)}
 
     def identity(self) -> Any:
         return super().identity() | {
