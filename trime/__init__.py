@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from trime.memory.recall.representatives import Representatives
     from trime.memory.recall.store import Recall
     from trime.memory.retrieval.datastore import Datastore, KNNMemory
+    from trime.memory.slots.budgets.ada_kv import AdaKV
+    from trime.memory.slots.budgets.pyramid import pyramid
+    from trime.memory.slots.eviction.expected_attention import ExpectedAttention
     from trime.memory.slots.eviction.fifo import FIFO
     from trime.memory.slots.eviction.h2o import H2O
     from trime.memory.slots.eviction.initial import BelowMean, Constant, OwnPosition
     from trime.memory.slots.eviction.key_norm import KeyNorm
+    from trime.memory.slots.eviction.kvzip import KVzip, repeats
     from trime.memory.slots.eviction.lfa import LFA
     from trime.memory.slots.eviction.lfu import LFU
     from trime.memory.slots.eviction.lra_last import LRALast
@@ -52,6 +56,7 @@ __all__ = [
     "LFU",
     "LRU",
     "TOVA",
+    "AdaKV",
     "Adaptive",
     "BM25Neighbours",
     "BelowMean",
@@ -60,10 +65,12 @@ __all__ = [
     "Constant",
     "Datastore",
     "EvictingCache",
+    "ExpectedAttention",
     "External",
     "ExternalMemory",
     "Gaussian",
     "KNNMemory",
+    "KVzip",
     "KeyNorm",
     "LRALast",
     "LRAMax",
@@ -89,6 +96,8 @@ __all__ = [
     "interpolate",
     "joint_log_prob",
     "load",
+    "pyramid",
+    "repeats",
     "trime_loss",
     "window_of",
 ]
@@ -99,6 +108,7 @@ DEFINED_IN = {
     "LFU": "trime.memory.slots.eviction.lfu",
     "LRU": "trime.memory.slots.eviction.lru",
     "TOVA": "trime.memory.slots.eviction.tova",
+    "AdaKV": "trime.memory.slots.budgets.ada_kv",
     "Adaptive": "trime.scoring.mixtures.adaptive",
     "BM25Neighbours": "trime.data.neighbours",
     "BelowMean": "trime.memory.slots.eviction.initial",
@@ -107,10 +117,12 @@ DEFINED_IN = {
     "Constant": "trime.memory.slots.eviction.initial",
     "Datastore": "trime.memory.retrieval.datastore",
     "EvictingCache": "trime.models.pretrained.evicting_cache",
+    "ExpectedAttention": "trime.memory.slots.eviction.expected_attention",
     "External": "trime.memory.training.visibility",
     "ExternalMemory": "trime.memory.inference.external",
     "Gaussian": "trime.memory.recall.gaussian",
     "KNNMemory": "trime.memory.retrieval.datastore",
+    "KVzip": "trime.memory.slots.eviction.kvzip",
     "KeyNorm": "trime.memory.slots.eviction.key_norm",
     "LRALast": "trime.memory.slots.eviction.lra_last",
     "LRAMax": "trime.memory.slots.eviction.lra_max",
@@ -136,6 +148,8 @@ DEFINED_IN = {
     "interpolate": "trime.scoring.mixtures.joint",
     "joint_log_prob": "trime.scoring.mixtures.joint",
     "load": "trime.bundle.loaded_model",
+    "pyramid": "trime.memory.slots.budgets.pyramid",
+    "repeats": "trime.memory.slots.eviction.kvzip",
     "trime_loss": "trime.training.trime_loss",
     "window_of": "trime.scoring.memory_mixture",
 }

@@ -7,6 +7,7 @@ first, and each row can be reset by itself.
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,12 @@ class BoundedMemory:
             raise ValueError(f"memory_size={size} must be at least 0: it is the number of entries that a memory holds")
         policy.check_size(size)
         self.size, self.policy = size, policy
+
+    def of_size(self, size: int) -> BoundedMemory:
+        """Return a memory of another size, which may be too small for the policy to choose much."""
+        other = copy.copy(self)
+        other.size = size
+        return other
 
     def empty(self, columns: tuple[Tensor, ...]) -> MemoryState:
         """Return a state without entries for columns [b n ...] of the same shapes and types."""

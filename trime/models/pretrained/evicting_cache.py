@@ -23,11 +23,13 @@ from trime.common.types import Bool, Int, Tensor
 from trime.errors import UserError
 from trime.memory.recall.store import Recall
 from trime.memory.slots.bounded import BoundedMemory
+from trime.memory.slots.budgets.ada_kv import AdaKV
 from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.models.pretrained.attendre import Attendre
+from trime.models.pretrained.head_memories import HeadMemories
 from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory
 from trime.models.pretrained.loading import check_version, identity_of_model, positions_of, unwrapped
-from trime.models.pretrained.rope import RopeDecoder, key_heads, per_layer, sliding_windows
+from trime.models.pretrained.rope import RopeDecoder, key_heads, per_layer, rotary_of, sliding_windows
 
 check_version()  # before the imports below fail with a message of their own
 
@@ -52,9 +54,10 @@ class EvictingCache(LayerMemories, Cache):
     ``recall``: what is evicted is not lost, and the queries of each chunk, or of each token that is written, also attend to
     this number of entries of it, in blocks (``Recall``: of which size, found by what, kept where).
 
-    ``per_head``: each head of keys evicts, and recalls, for itself. ``position``: the memories rotate keys, in place of the
-    model, so that texts may be longer than its positions: ``lm_infinite`` caps distances at these (Llama, Mistral, Qwen2 and
-    GPT-NeoX alone). Blocks are then found by what keys say, wherever they stand.
+    ``per_head``: each head of keys evicts, and recalls, for itself; with ``AdaKV()`` heads whose entries score higher get more
+    room, once ``read`` has read a text as a whole. ``position``: the memories rotate keys, in place of the model, so that
+    texts may be longer than its positions: ``lm_infinite`` caps distances at these (Llama, Mistral, Qwen2 and GPT-NeoX alone).
+    Blocks are then found by what keys say, wherever they stand.
 
     Batches may be padded, beams reordered: chunks count from the first token of each row, which evicts what it would evict
     alone. Rows that end before the others read padding until all have ended, which takes room; a mask that hides it in the next
@@ -62,6 +65,7 @@ class EvictingCache(LayerMemories, Cache):
     """
 
     extension: Extension | None = None  # of positions, where the memories rotate keys
+    budget: AdaKV | None = None  # how heads share the room of a text that was read as a whole
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class EvictingCache(LayerMemories, Cache):
         top_k: int | list[int | None] | None = None,
         chunk: int | None = None,
         recall: Recall | int | None = None,
-        per_head: bool = False,
+        per_head: bool | AdaKV = False,
         position: Extension | None = None,
     ):
         model = unwrapped(model)
@@ -79,6 +83,10 @@ class EvictingCache(LayerMemories, Cache):
         check_attention(model)
         count = model.config.num_hidden_layers
         sizes, best = (per_layer(value, count, name) for value, name in ((size, "size"), (top_k, "top_k")))
+        attendres = [
+            Attendre(BoundedMemory(m, policy), 0, k, True, window)
+            for m, k, window in zip(sizes, best, sliding_windows(model.config, count), strict=True)
+        ]
         room = min(sizes) - policy.sinks
         chunk = max(1, min(128, room // 4)) if chunk is None else chunk
         if not 1 <= chunk <= room:
@@ -94,12 +102,13 @@ class EvictingCache(LayerMemories, Cache):
             )
         config, score = model.config, RopeDecoder(model, position).score_at_0 if position else None
         heads = key_heads(config) if per_head else 1
-        attendres = [
-            Attendre(BoundedMemory(m, policy), 0, k, True, window)
-            for m, k, window in zip(sizes, best, sliding_windows(config, count), strict=True)
-        ]
+        if isinstance(per_head, AdaKV) and recall:
+            raise UserError("recall returns as much to each head: leave out recall, or set per_head=True")
         self.set_up(model, [LayerMemory(each, chunk, score, heads, recall=recall) for each in attendres])
-        self.extension = position
+        self.extension, self.budget = position, per_head if isinstance(per_head, AdaKV) else None
+        if policy.needs_entries and not position:
+            for layer in self.memories:
+                layer.products.rotary = rotary_of(model)
 
     @classmethod
     def of_layers(cls, model: Any, layers: list[LayerMemory]) -> EvictingCache:
@@ -169,27 +178,58 @@ class EvictingCache(LayerMemories, Cache):
         return (mask.long().cumsum(1) - 1).masked_fill(~mask, -1)[:, -length:]
 
     @torch.no_grad()
-    def read(self, model: Any, text: Any, question: Any = None) -> None:
+    def read(self, model: Any, text: Any, question: Any = None, whole: bool = False) -> None:
         """Let the model read texts [b l] without padding, before ``generate`` goes on with what follows them.
 
         After each chunk the ``question`` [b q], if it is given, attends to all that is kept and so decides what is evicted next
-        (Finch, Corallo and Papotti 2024); it is not kept itself, so that ``generate`` is given the text and the question.
-        UserError, before anything is read, if these are not rows of tokens, or the policy does not score entries by attention.
+        (Finch, Corallo and Papotti 2024); it is not kept itself, so that ``generate`` is given the text and the question. There
+        may be a list of questions. With ``whole`` everything is kept until the text and they have been read, and is evicted
+        then, as in prompt compression. UserError, before anything is read, if these are not rows of tokens, or the policy does
+        not score entries by attention.
         """
-        for name, ids in {"text": text, **({} if question is None else {"question": question})}.items():
+        questions = [] if question is None else question if isinstance(question, list) else [question]
+        self.check_texts(text, questions)
+        model, sizes = unwrapped(model), [layer.memory.keys.size for layer in self.memories]
+
+        def ask(each: Tensor) -> None:
+            self.rescore_with_question(
+                each.shape[1], lambda other: model(input_ids=each, past_key_values=other, logits_to_keep=1)
+            )
+
+        if whole:
+            self.resize([size + text.shape[1] for size in sizes])
+        for chunk in text.split(self.chunk, 1):
+            model(input_ids=chunk, past_key_values=self, logits_to_keep=1)
+            for each in [] if whole else questions:
+                ask(each)
+        if whole:
+            for each in questions:
+                ask(each)
+            self.cut(sizes)
+
+    def check_texts(self, text: Any, questions: list[Any]) -> None:
+        """Raise UserError unless these are tokens for ``read``."""
+        for name, ids in [("text", text), *(("question", each) for each in questions)]:
             if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
                 raise UserError(f"{name}: pass the numbers of its tokens as a tensor of integers, a row for each text")
             if len(ids) != (self.rows or len(text)):
                 raise UserError(f"{name} has {len(ids)} rows, where the texts have {self.rows or len(text)}")
-        if question is not None and not all(layer.memory.keys.policy.can_be_guided for layer in self.memories):
+        if questions and not all(layer.memory.keys.policy.can_be_guided for layer in self.memories):
             raise UserError("this policy does not score entries by attention alone: let a question guide SnapKV or TOVA")
-        model = unwrapped(model)
-        for chunk in text.split(self.chunk, 1):
-            model(input_ids=chunk, past_key_values=self, logits_to_keep=1)
-            if question is not None:
-                self.rescore_with_question(
-                    question.shape[1], lambda other: model(input_ids=question, past_key_values=other, logits_to_keep=1)
-                )
+        if self.budget and len(text) > 1:
+            raise UserError("AdaKV gives the heads of each text other sizes: read one text at a time")
+
+    def cut(self, sizes: list[int]) -> None:
+        """Evict all but the best entries of each layer, or of each head with a share of its own."""
+        layers = self.apart()
+        rankings = [layer.state.ranking for layer in layers]
+        if self.budget is None or int((rankings[0].position >= 0).sum(1).max()) <= max(sizes):
+            self.resize(sizes)
+            return
+        policy = layers[0].memory.keys.policy
+        scores = [policy.compete(each.position, each.score, size) for each, size in zip(rankings, sizes, strict=True)]
+        shares = self.budget(scores, sizes)
+        self.memories = [HeadMemories.split(*each) for each in zip(layers, sizes, shares, strict=True)]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -206,6 +246,7 @@ class EvictingCache(LayerMemories, Cache):
 
     def reset(self) -> None:
         self.decoding, self.seen, self.mask = None, 0, None
+        self.memories = [layer.layer if isinstance(layer, HeadMemories) else layer for layer in self.memories]
         for layer in self.memories:
             layer.reset()
 
@@ -246,9 +287,14 @@ class EvictingCache(LayerMemories, Cache):
             if (other := note.get("made with", {}).get(name)) != value:
                 raise UserError(f"{file} was made with another {name}, {other} where this is {value}: use the same to go on")
         device = self.model().device
+        self.reset()
         for number, layer in enumerate(self.memories):
             first = f"{number} "
-            layer.take({name[len(first) :]: tensor for name, tensor in tensors.items() if name.startswith(first)}, device)
+            of_layer = {name[len(first) :]: tensor for name, tensor in tensors.items() if name.startswith(first)}
+            if "0 key" in of_layer:
+                self.memories[number] = HeadMemories.taken(layer, of_layer, device)
+            else:
+                layer.take(of_layer, device)
         mask = tensors.get("mask")
         self.decoding, self.seen, self.mask = None, note["seen"], mask if mask is None else mask.to(device)
         return self
@@ -263,7 +309,7 @@ class EvictingCache(LayerMemories, Cache):
             "top_k": [memory.top_k for memory in layers],
             "policy": described(layers[0].keys.policy),
             "chunk": self.chunk,
-            "heads": self.memories[0].heads,
+            "heads": [self.memories[0].heads, described(self.budget)],
             "position": self.extension,
             "recall": recall and [recall.block, described(recall.key)],
         }

@@ -9,14 +9,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional as F
 
-from trime.common.types import AttentionBlock, Float, Int, Ranking, Tensor
+from trime.common.types import AttentionBlock, Float, Int, Ranking, Seen, Tensor
 from trime.memory.recall.store import Asked, EntryStore, Recall
-from trime.memory.slots.bounded import BoundedMemory, MemoryState, SlotWrites
+from trime.memory.slots.bounded import MemoryState, SlotWrites
 from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.topk_attention import masked_softmax
 from trime.models.pretrained.attendre import Attendre, copy_scores_from
@@ -36,6 +37,9 @@ class PositionScore(Protocol):
 
     def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
         """Return scores [b h q m] of queries [b q h d] at positions ``at`` and stored keys at positions ``of``."""
+
+    def ahead(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], positions: int) -> Float[Tensor, "b h q m"]:
+        """Return the scores that queries would have on average at the next ``positions``; UserError where none are defined."""
 
 
 class Decoding:
@@ -210,7 +214,9 @@ class LayerMemory:
         values = result.values.transpose(1, 2)  # [b·g q h/g d], where each of g heads is a row
         values = values if self.heads == 1 else values.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2, 3)
         retrieved = None if result.retrieved is None else result.retrieved[..., :held]
-        return values, AttentionBlock(result.logits[..., :held], at, retrieved)
+        pairs = query, at, key[:, :held], of[:, :held]
+        seen = Seen(partial(self.score.ahead, pairs), value[:, :held]) if self.memory.keys.policy.needs_entries else None
+        return values, AttentionBlock(result.logits[..., :held], at, retrieved, seen)
 
     @staticmethod
     def asking(count: int) -> Int[Tensor, " n"]:
@@ -281,8 +287,11 @@ class LayerMemory:
     def resize(self, size: int) -> None:
         """Go on with another size: of a smaller one, the policy's best entries stay."""
         full = self.state if self.rows else None
-        self.memory = replace(self.memory, keys=BoundedMemory(size, self.memory.keys.policy))
-        self.full = full and self.memory.keys.fit(full)
+        self.memory = replace(self.memory, keys=self.memory.keys.of_size(size))
+        if full is None:
+            self.reset()
+        else:
+            self.full = self.memory.keys.fit(full)
 
     def with_room(self, tokens: int) -> LayerMemory:
         """Return a memory of copies of the entries, with slots for further ``tokens``, which are read in one step."""
@@ -291,6 +300,10 @@ class LayerMemory:
         other.store = None  # a question that guides eviction is not kept
         other.full = other.memory.keys.fit(state)
         return other
+
+    def take_scores(self, larger: LayerMemory) -> None:
+        """Take the scores that the entries have in a memory that is a copy of this, with room for more."""
+        self.full = copy_scores_from(self.state, larger.state)
 
     def forget(self, length: Int[Tensor, " b"]) -> None:
         """Forget each row's entries from position ``length`` on: their slots are empty then."""
@@ -315,9 +328,8 @@ class LayerMemory:
 
     def take(self, tensors: dict[str, Tensor], device: torch.device) -> None:
         """Go on with a text that another memory of the same settings has read."""
-        ranking = Ranking(*(tensors[name].to(device) for name in Ranking._fields))
         self.reset()
-        self.full, self.filling = MemoryState((tensors["key"].to(device), tensors["value"].to(device)), ranking), None
+        self.full, self.filling = state_of(tensors, device), None
         if self.store is not None:
             self.store.take(tensors, device)
 
@@ -447,7 +459,13 @@ class LayerMemories:
         other = self.with_layers([layer.with_room(tokens) for layer in self.apart()])
         read(other)
         for layer, larger in zip(self.memories, other.apart(), strict=True):
-            layer.full = copy_scores_from(layer.state, larger.state)
+            layer.take_scores(larger)
+
+
+def state_of(tensors: dict[str, Tensor], device: torch.device) -> MemoryState:
+    """Return the entries and their ranking that ``LayerMemory.tensors`` has named."""
+    ranking = Ranking(*(tensors[name].to(device) for name in Ranking._fields))
+    return MemoryState((tensors["key"].to(device), tensors["value"].to(device)), ranking)
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:

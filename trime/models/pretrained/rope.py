@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from trime.common.choices import CACHED_KEYS, EXTENSIONS
 from trime.common.types import Float, Int, Tensor
@@ -105,6 +108,19 @@ class RopeDecoder:
 
     def logits(self, hidden: Float[Tensor, "b l e"]) -> Float[Tensor, "b l v"]:
         return self.model.get_output_embeddings()(hidden)
+
+
+def rotary_of(model: Any) -> Rotary | None:
+    """Return the rotation of a decoder's queries and keys; None: it has none. UserError where it is not one and the same."""
+    module, code = getattr(model.base_model, "rotary_emb", None), sys.modules[type(model).__module__]
+    if module is None:
+        return None
+    if not hasattr(module, "inv_freq") or not hasattr(code, "rotate_half") or module.rope_type in ("dynamic", "longrope"):
+        raise UserError(
+            f"{type(model).__name__} rotates keys in different ways, so that scores at later positions are not known"
+        )
+    interleaved = code.rotate_half(torch.arange(4.0)).tolist() == [-1, 0, -3, 2]
+    return Rotary(module.inv_freq.double(), interleaved, module.attention_scaling)
 
 
 def key_heads(config: Any) -> int:

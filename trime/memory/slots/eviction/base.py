@@ -34,8 +34,9 @@ class EvictionPolicy:
     the first of a row, that always stay and count towards the memory's size (StreamingLLM, Xiao et al. 2024).
     """
 
-    uses_attention: ClassVar[bool] = True  # False: the memory does not report attention to the policy
+    uses_attention: bool = True  # False: the memory does not report attention to the policy
     needs_keys: ClassVar[bool] = False  # True: scores depend on the stored keys, which a recorded run lacks
+    needs_entries: ClassVar[bool] = False  # True: the blocks that it observes also say what their queries would see later
     keeps_newest: bool = False  # True: always keeps the last entries, without gaps
     can_be_guided: bool = False  # True: scores are of attention whenever it was paid, so that a question can decide them
     # What the scores depend on as long as nothing is evicted: every step, as it came (steps); all queries, in whatever steps
