@@ -15,7 +15,7 @@ from trime.common.cpu import prepare_cpu
 
 NAMES = (
     *("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit", "mixture"),
-    *("retained", "cache", "sizing", "pays", "decoder_memory", "completion", "ngrams", "recall"),
+    *("retained", "cache", "sizing", "pays", "decoder_memory", "completion", "ngrams", "recall", "duel"),
 )
 
 

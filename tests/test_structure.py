@@ -38,7 +38,7 @@ BELOW = {
     "lab": "errors common config memory.retrieval report training",
     "stages": "errors common config data decoding lab memory models report scoring training",
     "bundle": "errors common config data decoding stages text_memory",
-    "harness": "errors bundle",
+    "harness": "errors common bundle memory models",
 }
 FLOORS = 9  # from errors up to harness, which reads bundles
 ONLY_IN = {

@@ -63,6 +63,18 @@ def test_heads_share_the_room_of_a_layer(share: float, policy: Any, llama: Any, 
     assert [len(positions) for positions in kept(cache)] == [2 * SIZE] * len(cache)
 
 
+@pytest.mark.parametrize("heads", [False, True, trime.AdaKV()])
+@torch.no_grad()
+def test_what_is_written_may_have_room_of_its_own(heads: Any, llama: Any, tokens: torch.Tensor) -> None:
+    cache = EvictingCache(llama, SIZE, trime.TOVA(), chunk=4, per_head=heads)
+    cache.read(llama, tokens, whole=True)
+    before = kept(cache)
+    cache.extend(7)
+    llama(torch.randint(3, 50, (1, 7)), past_key_values=cache)
+    new = [*range(LENGTH, LENGTH + 7)] * (1 if heads is False else 2)
+    assert kept(cache) == [sorted(layer + new) for layer in before]
+
+
 @torch.no_grad()
 def test_layers_may_share_too(llama: Any, tokens: torch.Tensor) -> None:
     cache = EvictingCache(llama, SIZE, trime.TOVA(), chunk=4, per_head=trime.AdaKV(0.2, across_layers=True))
@@ -166,11 +178,13 @@ def test_impossible_settings(settings: dict[str, Any], message: str, llama: Any)
 
 def test_impossible_texts(llama: Any, tokens: torch.Tensor) -> None:
     cache = EvictingCache(llama, SIZE, trime.TOVA(), chunk=4, per_head=trime.AdaKV())
-    with pytest.raises(UserError, match="one text at a time"):
+    with pytest.raises(UserError, match="make a cache for each text"):
         cache.read(llama, tokens.repeat(2, 1), whole=True)
     cache.read(llama, tokens, whole=True)
-    with pytest.raises(UserError, match="make another cache"):
+    with pytest.raises(UserError, match="make a cache for each text"):
         cache.read(llama, tokens, whole=True)
+    with pytest.raises(UserError, match="have shared their room already"):
+        cache.resize([1] * len(cache))
     with pytest.raises(UserError, match="leaves a layer without any"):
         trime.pyramid(10, 4, beta=100)
     with pytest.raises(UserError, match="between 0 and 1"):

@@ -20,7 +20,7 @@ from trime.memory.recall.gaussian import Gaussian
 from trime.memory.recall.mean import MeanKey
 from trime.memory.recall.quest import Quest
 from trime.memory.recall.representatives import Representatives
-from trime.memory.recall.store import Asked, EntryStore, Recall
+from trime.memory.recall.store import CANDIDATES, REGION, SEARCHED, Asked, EntryStore, Recall
 from trime.memory.slots.bounded import BoundedMemory
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.evicting_cache import FILE, EvictingCache
@@ -183,6 +183,28 @@ def test_a_store_returns_what_queries_attend_to(key: BlockKey) -> None:
     at[1, 3] = -1
     (_, _, of) = store.best(Asked(query, at, nothing), held, DotProducts(1.0), 1.0) or (None, None, held)
     assert of[0].tolist() == [-1, 4, 5] and of[1].tolist() != [39, 40, 41]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: type(key).__name__)
+def test_a_long_text_is_searched_by_its_regions(key: BlockKey) -> None:
+    """Written in pieces of any length: the best blocks are found, in old regions and in the one that has not ended."""
+    length = 3 * SEARCHED + 7
+    keys = 0.1 * torch.randn(2, length, 1, 4)
+    for row, place in ((0, 21), (1, length - 2)):
+        keys[row, place, 0, 0] = 20.0
+    store, places = EntryStore(Recall(1, block=1, key=key)), torch.arange(length).expand(2, -1)
+    for piece in (slice(0, 13), slice(13, 14), slice(14, 77), slice(77, length)):
+        store.write(keys[:, piece], keys[:, piece] + 1, places[:, piece])
+    query = torch.tensor([1.0, 0, 0, 0]).expand(2, 1, 2, 4)
+    asked = Asked(query, torch.full((2, 1), length), torch.zeros(2, 2, 1))
+    missing = torch.ones(2, length, dtype=torch.bool)
+    few = store.candidates(asked, missing, 1.0)
+    assert few.shape == (2, CANDIDATES) and 21 in few[0] and length - 2 in few[1]
+    found = store.best(asked, torch.tensor([[0], [0]]), DotProducts(1.0), 1.0)
+    assert found is not None and found[2].tolist() == [[21], [length - 2]]
+    assert set(store.described) == {1, REGION}
+    missing[0, 16:32] = False
+    assert 21 not in store.candidates(asked, missing, 1.0)[0]
 
 
 def test_the_page_runs_as_printed(

@@ -26,6 +26,10 @@ from trime.memory.slots.bounded import take_slots
 
 ROOM = 1024  # positions for which there is room at first
 CANDIDATES = 4  # blocks for each that is returned, whose keys are all compared
+SEARCHED = (
+    32  # blocks for each that is returned, among which candidates are chosen: of a longer text, those of the best regions
+)
+REGION = 16  # blocks
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (query, its position, key, its position) -> logits [b h q m]
 
 
@@ -66,7 +70,7 @@ class EntryStore:
     def __init__(self, recall: Recall):
         self.recall = recall
         self.columns: list[Tensor] = []
-        self.block_keys: Float[Tensor, "b r g n d"] | None = None
+        self.described: dict[int, Float[Tensor, "b r g n d"]] = {}  # what stands for blocks and regions, by their size
         self.length: Int[Tensor, " b"] | None = None  # of each row's text
 
     @property
@@ -91,29 +95,27 @@ class EntryStore:
         self.describe(int(position[real].min()), int(position[real].max()), device)
 
     def describe(self, begin: int, end: int, device: torch.device) -> None:
-        """Compute what stands for the blocks of positions from ``begin`` to ``end``."""
-        size = self.recall.block
-        first, last = begin // size, end // size + 1
-        filled = self.filled(first, last)
-        # Where memories rotate keys these are stored before and after it, side by side: blocks are found by what is before.
-        keys = self.columns[0][first * size : last * size, ..., : self.columns[1].shape[-1]]
-        blocks = keys.unflatten(0, (-1, size)).float()
-        # They stay where queries come from, in the type of keys: each token that is written reads them all.
-        new_keys = self.recall.key.of(blocks, filled).to(device, self.columns[0].dtype)
-        known = 0 if self.block_keys is None else self.block_keys.shape[3]
-        if known < last:
-            shape = [*new_keys.shape[:3], len(self.columns[0]) // size, new_keys.shape[4]]
-            grown = new_keys.new_zeros(shape)
-            if self.block_keys is not None:
-                grown[:, :, :, :known] = self.block_keys
-            self.block_keys = grown
-        assert self.block_keys is not None
-        self.block_keys[:, :, :, first:last] = new_keys
+        """Compute what stands for the blocks, and the regions that have ended, of positions from ``begin`` to ``end``."""
+        block = self.recall.block
+        for size, last in ((block, end // block + 1), (block * REGION, (end + 1) // (block * REGION))):
+            first = begin // size
+            if first >= last:
+                continue
+            # Where memories rotate keys these are stored before and after it: blocks are found by what is before.
+            keys = self.columns[0][first * size : last * size, ..., : self.columns[1].shape[-1]]
+            # They stay where queries come from, in the type of keys: each token that is written reads them.
+            new = self.recall.key.of(keys.unflatten(0, (-1, size)).float(), self.filled(first, last, size))
+            new = new.to(device, self.columns[0].dtype)
+            old = self.described.get(size, new[:, :, :, :0])
+            if old.shape[3] < last:
+                grown = new.new_zeros(*new.shape[:3], max(last, len(self.columns[0]) // size), new.shape[4])
+                grown[:, :, :, : old.shape[3]] = old
+                self.described[size] = grown
+            self.described[size][:, :, :, first:last] = new
 
-    def filled(self, first: int, last: int) -> Bool[Tensor, "n s b"]:
-        """Return which places of some blocks hold entries."""
+    def filled(self, first: int, last: int, size: int) -> Bool[Tensor, "n s b"]:
+        """Return which places of some blocks of ``size`` hold entries."""
         assert self.length is not None
-        size = self.recall.block
         return (torch.arange(first * size, last * size)[:, None] < self.length).unflatten(0, (-1, size))
 
     def make_room(self, positions: int, entries: list[Tensor]) -> None:
@@ -121,7 +123,7 @@ class EntryStore:
         if self.columns and positions <= len(self.columns[0]):
             return
         size = self.recall.block
-        room = -(-max(ROOM, 2 * positions) // size) * size
+        room = -(-max(ROOM, 2 * positions) // (size * REGION)) * size * REGION
         grown = []
         for number, entry in enumerate(entries):
             column = self.allocated((room, len(entry), *entry.shape[2:]), entry.dtype)
@@ -154,16 +156,16 @@ class EntryStore:
         The best are those to which some query attends most. Block keys, of logits ``scale`` times their products, choose
         candidates, and the largest ``score`` of their keys chooses among these. None where everything is held.
         """
-        assert self.length is not None and self.block_keys is not None
+        assert self.length is not None
         size, wanted, device = self.recall.block, self.recall.blocks, asked.query.device
         count = -(-int(self.length.max()) // size)
         held = held.cpu()
-        missing = self.filled(0, count).sum(1).T - blocks_of(held, size, count) > 0  # [b n] has entries that are not held
+        missing = self.filled(0, count, size).sum(1).T - blocks_of(held, size, count) > 0  # [b n] has entries that are not held
         if not bool(missing.any()):
             return None
         chosen = torch.arange(count).expand(len(held), -1)
         if count > CANDIDATES * wanted:
-            chosen = self.expected(asked, missing, scale).topk(CANDIDATES * wanted, 1).indices.sort(1).values
+            chosen = self.candidates(asked, missing, scale)
         of = self.places(chosen, held)
         if chosen.shape[1] > wanted:
             most = self.attended(asked, chosen, of.to(device), score)
@@ -179,14 +181,30 @@ class EntryStore:
         logits = score(asked.query, asked.at, key, of).masked_fill(hidden[:, None], -torch.inf)
         return largest_share(logits.unflatten(-1, (-1, self.recall.block)).amax(-1), asked)
 
-    def expected(self, asked: Asked, missing: Bool[Tensor, "b n"], scale: float) -> Float[Tensor, "b n"]:
-        """Return the largest share of a query's attention that each block is expected to get."""
-        assert self.block_keys is not None
+    def candidates(self, asked: Asked, missing: Bool[Tensor, "b n"], scale: float) -> Int[Tensor, "b r"]:
+        """Return the blocks whose keys are worth comparing, of those with ``missing`` entries; in long texts by regions."""
+        size, wanted, count = self.recall.block, self.recall.blocks, missing.shape[1]
+        keys, blocks = self.described[size][:, :, :, :count], None
+        if count > SEARCHED * wanted:
+            regions = count // REGION
+            of_region = self.described[size * REGION][:, :, :, :regions]
+            among = missing[:, : regions * REGION].unflatten(1, (regions, REGION)).any(-1)
+            best = self.expected(asked, of_region, among, scale, size * REGION).topk(SEARCHED * wanted // REGION, 1).indices
+            newest = torch.arange(regions * REGION, count).expand(len(best), -1)
+            blocks = torch.cat([(best[..., None] * REGION + torch.arange(REGION)).flatten(1), newest], 1)
+            keys = torch.stack([row[:, :, of_row] for row, of_row in zip(keys, blocks.to(keys.device), strict=True)])
+            missing = missing.gather(1, blocks)
+        best = self.expected(asked, keys, missing, scale, size).topk(CANDIDATES * wanted, 1).indices
+        return (best if blocks is None else blocks.gather(1, best)).sort(1).values
+
+    def expected(
+        self, asked: Asked, keys: Float[Tensor, "b r g n d"], missing: Bool[Tensor, "b n"], scale: float, size: int
+    ) -> Float[Tensor, "b n"]:
+        """Return the largest share of a query's attention that each block of ``size`` entries is expected to get."""
         query = asked.query
-        keys = self.block_keys[:, :, :, : missing.shape[1]]
         grouped = (scale * query).transpose(1, 2).unflatten(1, (keys.shape[2], -1)).flatten(2, 3).to(keys)  # [b g h/g·q d]
         logits = self.recall.key.scores(grouped, keys).float().unflatten(2, (-1, query.shape[1])).flatten(1, 2)
-        logits = logits.add_(math.log(self.recall.block)).masked_fill_(~missing.to(query.device)[:, None, None], -torch.inf)
+        logits = logits.add_(math.log(size)).masked_fill_(~missing.to(query.device)[:, None, None], -torch.inf)
         return largest_share(logits, asked).cpu()
 
     def entries(self, column: int, blocks: Int[Tensor, "b r"]) -> Float[Tensor, "b n g s"]:
@@ -217,9 +235,10 @@ class EntryStore:
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
         """Continue with copies of these rows; repeats allowed."""
-        if self.length is None or self.block_keys is None:
+        if self.length is None:
             return
-        self.block_keys, rows = self.block_keys[rows.to(self.block_keys.device)], rows.cpu()
+        self.described = {size: keys[rows.to(keys.device)] for size, keys in self.described.items()}
+        rows = rows.cpu()
         self.length, taken = self.length[rows], []
         for column in self.columns:
             new = self.allocated((len(column), len(rows), *column.shape[2:]), column.dtype)

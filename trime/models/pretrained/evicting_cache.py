@@ -188,7 +188,7 @@ class EvictingCache(LayerMemories, Cache):
         not score entries by attention.
         """
         questions = [] if question is None else question if isinstance(question, list) else [question]
-        self.check_texts(text, questions)
+        self.check_texts(text, questions, whole)
         model, sizes = unwrapped(model), [layer.memory.keys.size for layer in self.memories]
 
         def ask(each: Tensor) -> None:
@@ -207,7 +207,7 @@ class EvictingCache(LayerMemories, Cache):
                 ask(each)
             self.cut(sizes)
 
-    def check_texts(self, text: Any, questions: list[Any]) -> None:
+    def check_texts(self, text: Any, questions: list[Any], whole: bool) -> None:
         """Raise UserError unless these are tokens for ``read``."""
         for name, ids in [("text", text), *(("question", each) for each in questions)]:
             if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
@@ -216,8 +216,8 @@ class EvictingCache(LayerMemories, Cache):
                 raise UserError(f"{name} has {len(ids)} rows, where the texts have {self.rows or len(text)}")
         if questions and not all(layer.memory.keys.policy.can_be_guided for layer in self.memories):
             raise UserError("this policy does not score entries by attention alone: let a question guide SnapKV or TOVA")
-        if self.budget and len(text) > 1:
-            raise UserError("AdaKV gives the heads of each text other sizes: read one text at a time")
+        if self.budget and whole and (len(text) > 1 or self.rows):
+            raise UserError("AdaKV shares the room of one text, by what its heads need: make a cache for each text")
 
     def cut(self, sizes: list[int]) -> None:
         """Evict all but the best entries of each layer, or of each head with a share of its own."""

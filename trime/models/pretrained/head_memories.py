@@ -79,9 +79,13 @@ class HeadMemories(LayerMemory):
             part.take_rows(rows)
 
     def resize(self, size: int) -> None:
-        raise UserError(
-            "heads share the room by what they needed of the text that was read: make another cache for another text"
-        )
+        """Give every head as much more room as the layer gets; UserError for less, as a part has its size already."""
+        more = size - self.memory.keys.size
+        if more < 0:
+            raise UserError("the heads of this cache have shared their room already: make another cache for another text")
+        self.memory = replace(self.memory, keys=self.memory.keys.of_size(size))
+        for part in self.parts:
+            part.resize(part.memory.keys.size + more)
 
     def with_room(self, tokens: int) -> HeadMemories:
         return HeadMemories(self.layer, [part.with_room(tokens) for part in self.parts])

@@ -453,6 +453,11 @@ class LayerMemories:
         for layer, size in zip(self.apart(), sizes, strict=True):
             layer.resize(size)
 
+    def extend(self, tokens: int) -> None:
+        """Make room for further ``tokens``, such as an answer, so that they evict nothing."""
+        for layer in self.apart():
+            layer.resize(layer.memory.keys.size + tokens)
+
     def rescore_with_question(self, tokens: int, read: Callable[[LayerMemories], object]) -> None:
         """Let ``tokens`` of a question attend to all entries, and take the scores that these have after it."""
         # The copies have room for the question, so that it evicts nothing; they are forgotten, and only scores are taken over.

@@ -1,31 +1,17 @@
-"""A model for EleutherAI's evaluation harness: python -m trime.harness --model trime --model_args bundle=DIR --tasks NAME.
-
-The harness finds only models that are imported, so that this module registers ``trime`` and then runs its command line. From
-Python: ``import trime.harness``, then ``lm_eval.simple_evaluate(model="trime", model_args="bundle=DIR", …)``.
-"""
+"""The model of a bundle or of a run for EleutherAI's evaluation harness: ``--model trime --model_args bundle=DIR``."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
 from trime.bundle.loaded_model import load
-from trime.errors import UserError, install_command
-
-try:
-    from lm_eval.__main__ import cli_evaluate
-    from lm_eval.api.model import LM
-    from lm_eval.api.registry import register_model
-    from lm_eval.models.utils import normalize_gen_kwargs
-except ImportError:
-    message = f"the evaluation harness needs the package lm_eval: {install_command('harness')}"
-    if __name__ == "__main__":
-        sys.exit(f"error: {message}")
-    raise UserError(message) from None
-
+from trime.errors import UserError
 
 FOLLOWED = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "seed")
 NEUTRAL = {  # settings of other models, and the values under which they change nothing
@@ -118,15 +104,3 @@ def generation_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def without_nulls(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that have a value."""
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def main() -> int | str | None:
-    """Run the harness's command line; return an error of the user's as one line."""
-    try:
-        return cli_evaluate()
-    except UserError as error:
-        return f"error: {error}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

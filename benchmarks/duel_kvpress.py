@@ -1,0 +1,65 @@
+"""kvpress in ``benchmarks duel``, in an environment of its own: PYTHON duel_kvpress.py MODEL PROMPTS OUT PRESS SHARE DTYPE."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from kvpress import AdaKVPress, ExpectedAttentionPress, KVzipPress, SnapKVPress, StreamingLLMPress, TOVAPress
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+PRESSES: dict[str, Any] = {
+    "StreamingLLM": StreamingLLMPress,
+    "TOVA": TOVAPress,
+    "SnapKV": SnapKVPress,
+    "ExpectedAttention, AdaKV": lambda ratio: AdaKVPress(ExpectedAttentionPress(ratio)),
+    "KVzip": KVzipPress,
+}
+
+
+@torch.no_grad()
+def answer(model: Any, tokenizer: Any, prompt: dict[str, Any], press: Any) -> dict[str, Any]:
+    """Return the greedy answer to a prompt whose entries a press has evicted, and the bytes that the cache holds."""
+    started, cache = time.perf_counter(), DynamicCache()
+    tokens = tokenizer(prompt["prompt"], add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with press(model):
+        model.model(input_ids=tokens[:, :-1], past_key_values=cache)
+    before = tokens.shape[1] - 1
+    sizes = [layer.keys.nbytes + layer.values.nbytes for layer in cache.layers]
+    token, position, written = tokens[:, -1:], tokens.shape[1] - 1, []
+    ends = (
+        {model.generation_config.eos_token_id}
+        if isinstance(model.generation_config.eos_token_id, int)
+        else {*model.generation_config.eos_token_id}
+    )
+    while len(written) < prompt["longest"]:
+        logits = model(token, past_key_values=cache, position_ids=torch.tensor([[position]])).logits
+        token, position = logits[:, -1].argmax(-1, keepdim=True), position + 1
+        if int(token) in ends:
+            break
+        written.append(int(token))
+    text = tokenizer.decode(written, skip_special_tokens=True)
+    after, layers = sum(sizes), len(sizes)
+    whole = after // cache.layers[0].keys.shape[2] * before
+    # A layer is cut once it has read the prompt; those whose entries are only masked hold all of it.
+    most = after + (whole - after) // layers
+    return {"text": text, "seconds": time.perf_counter() - started, "at most": most, "after": after}
+
+
+def main() -> None:
+    folder, prompts, out, press, share, dtype = sys.argv[1:]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    rows = []
+    for number, prompt in enumerate(json.loads(Path(prompts).read_text()), 1):
+        rows.append(answer(model, tokenizer, prompt, PRESSES[press](1 - float(share))))
+        print(f"\rkvpress, {press}: {number}", end="", file=sys.stderr, flush=True)
+    Path(out).write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""A decoder with an EvictingCache in EleutherAI's harness."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="the extra harness")
+
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from tests.conftest import ROOT
+from tests.helpers.decoders import model_of, text_of, tokenizer_of
+from trime.errors import UserError
+from trime.harness.decoder import TrimeHF
+
+ALL = [
+    {"policy": "FIFO", "memory": 4000},
+    {"policy": "SnapKV", "memory": 4000, "heads": "apart"},
+    {"policy": "TOVA", "memory": 16, "chunk": 4, "recall": 4000, "policy_settings": {"recent": 2}},
+    {"policy": "KVzip", "memory": 4000, "heads": "ada_kv", "whole": True},
+]
+LITTLE = [
+    {"policy": "Sink", "memory": 16},
+    {"policy": "KVzip", "memory": 0.25, "heads": "ada_kv", "whole": True},
+    {"policy": "ExpectedAttention", "memory": 40, "heads": "ada_kv_across_layers", "whole": True},
+    {"policy": "TOVA", "memory": 16, "pyramid": 4},
+]
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a random decoder and its tokenizer."""
+    folder = tmp_path_factory.mktemp("decoder")
+    tokenizer = tokenizer_of(folder)
+    model = model_of("Llama", len(tokenizer), max_position_embeddings=4096)
+    for weight in model.parameters():
+        weight.data *= 4 if weight.dim() > 1 else 1
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
+    return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
+
+
+def answers(model: HFLM) -> tuple[list[str], list[tuple[float, bool]]]:
+    """Return what a model writes after two texts, and how likely it finds a continuation."""
+    settings = {"max_gen_toks": 8, "until": ["\n"]}
+    written = model.generate_until(requests("generate_until", (text_of(0, 4), settings), (text_of(1, 5), settings)))
+    return written, model.loglikelihood(requests("loglikelihood", (text_of(2, 5), text_of(3, 1))))
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings["policy"])
+def test_with_room_for_all_it_is_the_model_of_the_harness(settings: dict[str, Any], decoder: Path) -> None:
+    """In batches, whose shorter prompts are padded, where a prompt need not be read as a whole."""
+    batch = 1 if settings.get("whole") else 2
+    expected, likelihoods = answers(HFLM(pretrained=str(decoder), device="cpu", batch_size=batch))
+    model = TrimeHF(pretrained=str(decoder), device="cpu", batch_size=batch, **settings)
+    if settings.get("whole"):
+        assert (
+            model.generate_until(requests("generate_until", (text_of(0, 4), {"max_gen_toks": 8, "until": ["\n"]})))
+            == expected[:1]
+        )
+        return
+    written, likely = answers(model)
+    assert written == expected
+    for (one, is_greedy), (other, other_is) in zip(likely, likelihoods, strict=True):
+        assert one == pytest.approx(other, rel=1e-4) and is_greedy == other_is
+
+
+@pytest.mark.parametrize("settings", LITTLE, ids=lambda settings: settings["policy"])
+def test_with_little_room_it_holds_little(settings: dict[str, Any], decoder: Path) -> None:
+    model = TrimeHF(pretrained=str(decoder), device="cpu", batch_size=1, **settings)
+    prompt = text_of(0, 20)
+    (written,) = model.generate_until(requests("generate_until", (prompt, {"max_gen_toks": 8, "until": []})))
+    told = model.get_model_info()["prompts"]
+    length = len(model.tokenizer(prompt)["input_ids"])
+    size = settings["memory"] if settings["memory"] >= 1 else int(length * settings["memory"])
+    assert written and told["tokens"] == length
+    assert told["bytes held after"] == model.bytes_of(size)
+    assert told["bytes held at most"] == model.bytes_of(length - 1 if settings.get("whole") else size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policy": "LSTM"}, "choose a policy of trime"),
+        ({"policy": "TextMemory"}, "choose a policy of trime"),
+        ({"heads": "many"}, "heads=many: choose from"),
+        ({"policy": "KVzip", "memory": 9}, "add whole=True"),
+        ({"heads": "ada_kv", "memory": 9}, "add whole=True"),
+    ],
+)
+def test_impossible_arguments(settings: dict[str, Any], message: str, decoder: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        TrimeHF(pretrained=str(decoder), device="cpu", **settings)
+
+
+def test_the_command_line_tells_errors_in_a_line(decoder: Path) -> None:
+    arguments = [
+        "--model",
+        "trime-hf",
+        "--model_args",
+        f"pretrained={decoder},policy=LSTM",
+        "--tasks",
+        "wikitext",
+        "--device",
+        "cpu",
+    ]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "trime.harness", "run", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: policy=LSTM: choose")

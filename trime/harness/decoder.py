@@ -1,0 +1,116 @@
+"""A decoder of transformers with an EvictingCache for EleutherAI's evaluation harness: ``--model trime-hf``.
+
+``--model_args pretrained=DIR,policy=SnapKV,memory=512,recall=512``. All else is as for the harness's own model ``hf``: chat
+templates, batches, ``generate_until`` and ``loglikelihood``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+
+import trime
+from trime.common.types import Float, Int, Tensor
+from trime.errors import UserError
+from trime.memory.slots.budgets.ada_kv import AdaKV
+from trime.memory.slots.budgets.pyramid import pyramid as sizes_of_pyramid
+from trime.memory.slots.eviction.base import EvictionPolicy
+from trime.memory.slots.eviction.kvzip import KVzip, repeats
+from trime.models.pretrained.evicting_cache import EvictingCache
+from trime.models.pretrained.rope import key_heads
+
+HEADS = {"together": False, "apart": True, "ada_kv": AdaKV(), "ada_kv_across_layers": AdaKV(across_layers=True)}
+
+
+@register_model("trime-hf")
+class TrimeHF(HFLM):  # type: ignore[misc]
+    """The harness's ``hf``, whose layers hold ``memory`` entries of a prompt; what it writes is held beside them.
+
+    ``memory``: entries of each layer, or below 1 a share of the prompt (0: all). ``policy``: a class of ``trime``, with
+    ``policy_settings``. ``recall``: entries that come back of what was evicted. ``heads``: together, apart, ada_kv or
+    ada_kv_across_layers. ``pyramid``: beta of PyramidKV (0: layers are alike). ``whole``: everything is kept until a prompt
+    ends, as ``KVzip`` and ada_kv ask for. ``chunk`` and ``position`` are those of ``EvictingCache``.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any,
+        policy: str = "FIFO",
+        memory: float = 0,
+        recall: int = 0,
+        heads: str = "together",
+        pyramid: float = 0,
+        whole: bool = False,
+        chunk: int | None = None,
+        position: Any = None,
+        policy_settings: dict[str, Any] | None = None,
+        **settings: Any,
+    ):
+        kind = getattr(trime, policy, None)
+        if not isinstance(kind, type) or not issubclass(kind, EvictionPolicy):
+            raise UserError(f"policy={policy}: choose a policy of trime, such as FIFO, SnapKV, H2O or KVzip")
+        if heads not in HEADS:
+            raise UserError(f"heads={heads}: choose from {', '.join(HEADS)}")
+        if not whole and (kind is KVzip or heads.startswith("ada_kv")):
+            raise UserError(f"policy={policy}, heads={heads}: prompts must be read as a whole first: add whole=True")
+        super().__init__(pretrained=pretrained, **settings)
+        self.policy, self.memory, self.whole, self.beta = kind(**policy_settings or {}), memory, whole, pyramid
+        self.settings = {"chunk": chunk, "recall": recall or None, "per_head": HEADS[heads], "position": position}
+        self.prompts = {"tokens": 0, "seconds": 0.0, "bytes held at most": 0, "bytes held after": 0}
+
+    def cache_for(self, tokens: int) -> EvictingCache | None:
+        """Return a cache for prompts of this length; None: the model's own holds all."""
+        if not self.memory:
+            return None
+        size = int(self.memory if self.memory >= 1 else max(1, self.memory * tokens))
+        sizes = sizes_of_pyramid(size, self.model.config.num_hidden_layers, self.beta, tokens) if self.beta else size
+        return EvictingCache(self.model, sizes, self.policy, **self.settings)
+
+    def _model_call(self, inps: Int[Tensor, "b l"], **settings: Any) -> Float[Tensor, "b l v"]:
+        if (cache := self.cache_for(inps.shape[1])) is None:
+            return super()._model_call(inps, **settings)
+        if self.whole:
+            raise UserError("whole=True is for tasks that write: what follows a prompt would be part of it")
+        with torch.no_grad():
+            return self.model(inps, past_key_values=cache).logits
+
+    def _model_generate(self, context: Int[Tensor, "b l"], max_length: int, stop: list[str], **settings: Any) -> Tensor:
+        started, cache = time.perf_counter(), self.cache_for(context.shape[1])
+        if cache is not None:
+            self.read(cache, context[:, :-1], settings["attention_mask"][:, :-1])
+            cache.extend(max_length - context.shape[1] + 1)
+            settings["past_key_values"] = cache
+        written: Tensor = super()._model_generate(context, max_length, stop, **settings)
+        self.prompts["tokens"] += context.numel()
+        self.prompts["seconds"] += time.perf_counter() - started
+        return written
+
+    @torch.no_grad()
+    def read(self, cache: EvictingCache, prompts: Int[Tensor, "b l"], mask: Int[Tensor, "b l"]) -> None:
+        """Let the model read prompts, and note what they hold in memory, for a row."""
+        if self.whole:
+            if not mask.all():
+                raise UserError("whole=True is for prompts of one length: add --batch_size 1")
+            questions = repeats(self.tokenizer, prompts) if isinstance(self.policy, KVzip) else None
+            cache.read(self.model, prompts, questions, whole=True)
+        else:
+            places = (mask.cumsum(1) - 1).clamp(min=0)
+            self.model(prompts, attention_mask=mask, position_ids=places, past_key_values=cache, logits_to_keep=1)
+        held = cache.bytes // len(prompts)
+        self.prompts["bytes held after"] = max(self.prompts["bytes held after"], held)
+        most = held if not self.whole else self.bytes_of(prompts.shape[1])
+        self.prompts["bytes held at most"] = max(self.prompts["bytes held at most"], most)
+
+    def bytes_of(self, tokens: int) -> int:
+        """Return the size of the keys and values of a text."""
+        config = self.model.config
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * tokens * config.num_hidden_layers * key_heads(config) * width * self.model.dtype.itemsize
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Return what the harness keeps with results: also what prompts took."""
+        return {**super().get_model_info(), "prompts": self.prompts}
