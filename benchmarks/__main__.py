@@ -36,7 +36,10 @@ def main() -> int:
         prepare_cpu()
     else:
         torch.set_float32_matmul_precision("high")  # as in trainings in bfloat16, the default there
-    publish(name, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), module.measure(options), options.json)
+    measured = module.measure(options)
+    publish(name, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), measured, options.json)
+    if hasattr(module, "draw"):
+        print(f"written: {module.draw(measured.rows, options.json.with_suffix('.png'))}")
     return 0
 
 

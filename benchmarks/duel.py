@@ -85,13 +85,18 @@ def prompts_of(options: argparse.Namespace) -> list[Row]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)
+
+    def chat(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+        return str(tokenizer.apply_chat_template(history, tokenize=False, **ends))
+
     manager = TaskManager(metadata={"pretrained": options.model, "max_seq_lengths": [options.tokens]})
     rows = []
     for name, task in get_task_dict(list(options.tasks), manager).items():
         task.build_all_requests(
             limit=options.prompts,
             apply_chat_template=bool(tokenizer.chat_template),
-            chat_template=tokenizer.apply_chat_template if tokenizer.chat_template else None,
+            chat_template=chat if tokenizer.chat_template else None,
             tokenizer_name=options.model,
         )
         for instance in task.instances:
