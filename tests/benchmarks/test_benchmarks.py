@@ -17,7 +17,7 @@ import torch
 
 from benchmarks import __main__, external, objective, packing
 from benchmarks.measure import Claim, alternately
-from tests.helpers.decoders import model_of, tokenizer_of, write_texts
+from tests.helpers.decoders import model_of, text_of, tokenizer_of, write_texts
 from tests.helpers.pretrained import save_model
 from trime.memory.retrieval.search import MIN_POINTS_PER_CELL
 
@@ -198,3 +198,25 @@ def test_lines_are_completed_and_names_ranked(bench: Bench, tmp_path: Path) -> N
     assert all(row["places"] == 3 and row["bits a byte"] > 0 for row in lines)
     assert lines[1]["bits a byte"] < lines[0]["bits a byte"], "a random model knows nothing, the memory knows the names"
     assert bench("completion", *words)["rows"] == rows
+
+
+def test_caches_answer_the_same_prompts(bench: Bench, tmp_path: Path) -> None:
+    """With everything kept, and with a share of the prompt; answers that are there are not made again."""
+    pytest.importorskip("lm_eval", reason="the extra harness")
+    tokenizer = tokenizer_of(tmp_path)
+    tokenizer.save_pretrained(tmp_path / "decoder")
+    model_of("Llama", len(tokenizer), max_position_embeddings=4096).save_pretrained(tmp_path / "decoder")
+    prompts = [{"task": "niah_single_1", "prompt": text_of(seed, 12), "outputs": ["lock"], "longest": 4} for seed in range(2)]
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "prompts-400-2.json").write_text(json.dumps(prompts))
+    words = ["--model", str(tmp_path / "decoder"), "--folder", str(tmp_path / "done"), "--tokens", "400", "--prompts", "2"]
+    words += ["--tasks", "niah_single_1", "--share", "0.25", "--dtype", "float32", "--ours", "Sink", "KVzip, AdaKV, whole"]
+    rows = bench("duel", *words)["rows"]
+    assert [row["contestant"] for row in rows] == ["all is kept", "Sink", "KVzip, AdaKV, whole"]
+    full, sink, whole = rows
+    assert sink["MB at most"] == sink["MB after"] < full["MB after"] and whole["MB after"] < whole["MB at most"]
+    assert all(row["prompts"] == 2 and 0 <= row["right"] <= 1 for row in rows)
+    for file in (tmp_path / "done").glob("answers-*.json"):
+        answers = json.loads(file.read_text())
+        file.write_text(json.dumps([answer | {"text": "a lock"} for answer in answers]))
+    assert [row["right"] for row in bench("duel", *words)["rows"]] == [1, 1, 1]

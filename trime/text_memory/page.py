@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,9 @@ COLOURS = {TEXT: "#E69F00", DOCUMENT: "#009E73", NEIGHBOURS: "#56B4E9"}  # of Ok
 def write_page(file: str | Path, title: str, tokens: Sequence[ExplainedToken], given: str = "") -> Path:
     """Write explained tokens after the text ``given``, and return the file."""
     shown = []
+    # Names are paths: what all have in common is said once.
+    parents = {os.path.dirname(place.name) for token in tokens for _, place, _ in token.sources}
+    root = f"{os.path.commonpath(parents)}/" if all(parents) and parents else ""
     for token in tokens:
         of_memories = {name: part for name, part in token.parts.items() if name != MODEL}
         largest = max(of_memories, key=lambda name: of_memories[name])
@@ -38,12 +42,18 @@ def write_page(file: str | Path, title: str, tokens: Sequence[ExplainedToken], g
                 "probability": f"{token.probability:.3f}",
                 "parts": [(name, f"{part:.3f}") for name, part in token.parts.items()],
                 "sources": [
-                    {"memory": TITLES[name], "colour": COLOURS[name], "name": place.name, "line": place.line, "text": around}
+                    {
+                        "memory": TITLES[name],
+                        "colour": COLOURS[name],
+                        "name": place.name.removeprefix(root),
+                        "line": place.line,
+                        "text": around,
+                    }
                     for name, place, around in sources
                 ],
             }
         )
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    content = {"title": title, "tokens": shown, "given": given, "titles": TITLES, "colours": COLOURS}
+    content = {"title": title, "tokens": shown, "given": given, "titles": TITLES, "colours": COLOURS, "root": root}
     write_atomically(Path(file), environment.get_template("explained.html").render(content))
     return Path(file)
