@@ -150,7 +150,12 @@ def anchors(document: Path) -> set[str]:
 
 def test_links_of_documents_lead_somewhere() -> None:
     links = 0
-    more = ROOT / "benchmarks" / "results" / "README.md", VECTORS / "README.md", *sorted((ROOT / "docs").glob("*.md"))
+    more = (
+        ROOT / "benchmarks" / "results" / "README.md",
+        VECTORS / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *(ROOT / "docs" / "findings").glob("*.md"),
+    )
     for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *more):
         for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
             file, _, title = link.partition("#")

@@ -16,12 +16,13 @@ from benchmarks.pages import RESULTS, TEMPLATES, Folder, pages
 
 def test_writing_the_pages_again_changes_nothing() -> None:
     written = pages()
-    assert {path.name for path in written} == {"README.md", "decoder-memory.md", "results.md", "speed.md", "sizing.md"}
+    names = {path.name for path in written if path.parent.name != "findings"}
+    assert names == {"README.md", "decoder-memory.md", "results.md", "speed.md", "sizing.md"} and len(written) > len(names)
     changed = [path.name for path, page in written.items() if path.read_text(encoding="utf-8") != page]
     assert not changed, f"{', '.join(changed)}: edit docs/templates and run make pages"
 
 
-@pytest.mark.parametrize("template", sorted(TEMPLATES.glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("template", sorted(TEMPLATES.rglob("*.md")), ids=lambda path: path.name)
 def test_no_number_of_a_table_is_typed(template: Path) -> None:
     for line in template.read_text(encoding="utf-8").splitlines():
         if line.startswith("|"):
