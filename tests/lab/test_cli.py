@@ -61,7 +61,7 @@ def test_threads_are_known_before_libraries_are_imported() -> None:
         ("trime_ext", "experiment=trime_ext"),
         ("stages=[fit", "stages=[fit"),
         ("logger=null", "csv, none, wandb"),
-        ("experiment=vanilla,trime", "--multirun"),
+        ("experiment=vanilla,trime", "add -m"),
     ],
 )
 def test_a_wrong_word_is_one_line_with_a_similar_name(

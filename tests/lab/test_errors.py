@@ -65,6 +65,12 @@ def said(session_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 # Commands that are refused before anything is made, and what the line must name.
 REFUSED = """
+trime_ext -> type experiment=trime_ext
+experiment trime_ext -> type experiment=trime_ext
+experiment=trime dataset.path=/a/folder of -> is quoted: 'dataset.path=/a/folder of'
+experiment=trime train.lr=3 -> there is no setting train.lr: is it schedule.peak?
+experiment=trime train.max_steps=3 -> is it train.updates?
+experiment=trime no.such=3 -> there is no setting no.such
 experiment=knn_lm index.k=100000 -> lower index.k
 experiment=knn_lm index.factory=IVF4096_SQ8 -> index=exact
 experiment=knn_lm index.factory=Nonsense99 -> factory string
@@ -227,6 +233,18 @@ def test_what_this_machine_lacks(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
     assert check_index(index, 2**17, 64) is None
     with pytest.raises(UserError, match="index=exact"):
         check_index(index, 2**17 + 1, 64)
+
+
+def test_words_that_are_no_settings(said: Said) -> None:
+    """Hydra would answer with its own help, or with its grammar."""
+    for option in ("--nope", "-x", "--nope=3"):
+        assert f"{option.partition('=')[0]} is no option: settings are written KEY=VALUE" in said(option)
+    assert "seed=1,2 has several values: add -m for a run with each, or write seed=[1,2]" in said(
+        "experiment=trime", "seed=1,2"
+    )
+    several = said("experiment=trime,vanilla")
+    assert "add -m for a run with each" in several and "[trime" not in several
+    assert "there is no experiment/trim: is it experiment=trime?" in said("--cfg", "job", "experiment=trim")
 
 
 def test_an_unwritable_place(said: Said, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences a harmless war
 
 import hydra
 import yaml
+from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -30,6 +31,16 @@ from trime.lab.sweep import Jobs, read_job_results, report_jobs
 
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+OTHER_NAMES = {  # of settings, as other programs have them
+    **dict.fromkeys(("lr", "learning_rate"), "schedule.peak"),
+    **dict.fromkeys(("steps", "max_steps", "epochs", "max_epochs", "iterations", "updates"), "train.updates"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "batching.size"),
+    **dict.fromkeys(("gpus", "num_gpus", "n_gpus"), "trainer.devices"),
+    **dict.fromkeys(("output", "output_dir", "out_dir", "save_dir"), "paths.outputs"),
+    **dict.fromkeys(("data", "data_dir", "data_path", "corpus"), "dataset.path"),
+    **dict.fromkeys(("model_name", "pretrained", "model_name_or_path"), "model.name"),
+    **dict.fromkeys(("fp16", "bf16", "dtype"), "trainer.precision"),
+}
 LOST_JOBS = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")  # of joblib and submitit
 
 
@@ -105,7 +116,14 @@ def message_of(error: BaseException, words: list[str]) -> str:
     if isinstance(error, MissingConfigException):
         return f"there is no {error.missing_cfg_file}{near}"
     if isinstance(error, OverrideParseException):
-        return f"{error.override} cannot be read: {one_line(error)}{near}"
+        reason = one_line(error).partition(" See https://")[0] if "=" in error.override else "it has no value"
+        return f"{error.override} cannot be read{near or f': {reason}'}"
+    if several := re.search(r"Ambiguous value for argument '(\S+)'", str(error)):
+        key, _, values = several[1].partition("=")
+        listed = "" if key in groups() else f", or write {key}=[{values}] for a list"
+        return f"{several[1]} has several values: add -m for a run with each{listed}"
+    if unknown := re.match(r"Could not override '([^']+)'", str(error)):
+        return f"there is no setting {unknown[1]}{near}"
     return f"{str(error).splitlines()[0].rstrip('.')}{near}" if near else one_line(error)
 
 
@@ -113,12 +131,17 @@ def advice(words: list[str]) -> str:
     """Return what may be meant by the first word that names something unknown, to follow a message; empty if nothing is."""
     chosen = groups()
     known = [*schema_entries(), *chosen, *settings_of_choices()]
-    for word in words:
+    options = get_args_parser()._option_string_actions
+    words = [
+        word
+        for word, before in zip(words, ["", *words], strict=False)
+        if before not in options or options[before].nargs == 0  # else it is the option's value, as in --cfg job
+    ]
+    for number, word in enumerate(words):
         key, equals, value = word.lstrip("+~").partition("=")
         group = key.partition("@")[0]
         if not equals and not word.startswith(("-", "~")):
-            near = [f"experiment={name}" for name in difflib.get_close_matches(word, chosen["experiment"], 1)]
-            return f": settings are written KEY=VALUE, as {(*near, 'experiment=trime')[0]}"
+            return f": {without_value(word, words[:number][-1:], words[number + 1 :][:1], chosen)}"
         if group in chosen:
             folder, _, name = f"{group}/{value}".rpartition("/")
             choices = chosen.get(folder, {})
@@ -126,9 +149,37 @@ def advice(words: list[str]) -> str:
             if name not in choices and not re.search(r"[,(]", value):  # else it may be a sweep
                 return f": is it {key}={near[0]}?" if near else f": {word}: choose from {', '.join(choices)}"
         elif key not in known and equals and not key.startswith(("-", "hydra")):
-            near = difflib.get_close_matches(key, known, 1, cutoff=0.75)
+            other = OTHER_NAMES.get(key.rpartition(".")[2])
+            near = [other] if other else difflib.get_close_matches(key, known, 1, cutoff=0.75)
             return f": is it {near[0]}?" if near else ""
     return ""
+
+
+def without_value(word: str, before: list[str], after: list[str], chosen: Mapping[str, Any]) -> str:
+    """Return what to type in place of a word without ``=`` and those beside it."""
+    if word in chosen and after and after[0] in chosen[word]:
+        return f"type {word}={after[0]}"
+    if near := difflib.get_close_matches(word, chosen["experiment"], 1):
+        return f"type experiment={near[0]}"
+    if before and "/" in before[0].partition("=")[2]:
+        return f"a value with a space is quoted: '{before[0]} {word}'"
+    return "settings are written KEY=VALUE, as experiment=trime"
+
+
+def check_options(words: list[str]) -> None:
+    """Raise UserError for an option that Hydra does not have, which would print its own help."""
+    known = get_args_parser()._option_string_actions
+    for word in words:
+        option = word.partition("=")[0]
+        if (
+            word.startswith("-")
+            and option not in known
+            and not any(each.startswith(option) for each in known if len(option) > 2)
+        ):
+            raise UserError(
+                f"{option} is no option: settings are written KEY=VALUE, as experiment=trime, and -m runs every combination "
+                f"({' '.join(PROGRAM)} --help lists them)"
+            )
 
 
 def settings_of_choices() -> set[str]:
@@ -174,9 +225,13 @@ def main() -> int:
     """Run the command line; return the exit status, 1 if a run failed."""
     limit_threads(sys.argv[1:])
     try:
+        check_options(sys.argv[1:])
         if is_about_runs(sys.argv[1:]):
             return look_after(sys.argv[1:])
         return 0 if run_jobs() else 1
+    except UserError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 1
     except (HydraException, OmegaConfBaseException) as error:
         plugins = ("hydra/sweeper/optuna", "hydra/launcher/joblib", "hydra/launcher/submitit")
         not_installed = any(name in str(error) for name in plugins)
