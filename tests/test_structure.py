@@ -154,7 +154,7 @@ def test_links_of_documents_lead_somewhere() -> None:
         ROOT / "benchmarks" / "results" / "README.md",
         VECTORS / "README.md",
         *sorted((ROOT / "docs").glob("*.md")),
-        *(ROOT / "docs" / "findings").glob("*.md"),
+        *(ROOT / "docs").glob("[ef]*/*.md"),
     )
     for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *more):
         for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
@@ -182,7 +182,7 @@ def pins() -> list[str]:
 
 
 def test_contributing_shows_the_packages_and_modules_that_exist() -> None:
-    """The tree of its architecture has every package; every path that it names exists, but for those of its examples."""
+    """The tree of its architecture has every package; paths that it and the recipes name exist, but for the recipes' own."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     tree, parents, shown = text.split("```\ntrime/\n")[1].split("```")[0], [""], set()
     for indent, name in re.findall(r"^( +)(\w+)/ ", tree, re.M):
@@ -190,6 +190,7 @@ def test_contributing_shows_the_packages_and_modules_that_exist() -> None:
         shown.add("/".join(parents[1:]))
     packages = {path.parent.relative_to(ROOT / "trime").as_posix() for path in (ROOT / "trime").rglob("__init__.py")}
     assert shown == packages - {"."}
+    text += "".join(page.read_text() for page in (ROOT / "docs" / "extend").glob("*.md"))
     named = {*re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?)`(?!:\n)", text)}
     missing = [
         path for path in named if not any((place / path).exists() for place in (ROOT, ROOT / "trime")) and "NAME" not in path

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's examples: written into a copy of the project as they are printed, run, and really used."""
+"""The recipes of docs/extend: written into a copy of the project as they are printed, run, and really used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from omegaconf import OmegaConf
 
 from tests.conftest import NO_PICTURES, ROOT
 
-TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+PAGES = {
+    page.read_text().partition("\n")[0].removeprefix("# "): page.read_text() for page in (ROOT / "docs" / "extend").glob("*.md")
+}
 RUNNER = """
 import json, sys
 from trime.lab import command_line
@@ -28,12 +30,6 @@ for title, command in json.loads(sys.argv[1]):
     if command_line.main():
         sys.exit(f"{title}: {command} failed")
 """  # one process starts only once
-
-
-def sections() -> dict[str, str]:
-    """Return the text of each section by its title."""
-    titles_and_texts = re.split(r"^## (.*)\n", TEXT, flags=re.M)[1:]
-    return dict(zip(titles_and_texts[::2], titles_and_texts[1::2], strict=True))
 
 
 def files_of(text: str) -> dict[str, str]:
@@ -47,7 +43,7 @@ def commands_of(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in blocks.splitlines() if line.startswith("python cli.py")]
 
 
-EXAMPLES = [title for title, text in sections().items() if commands_of(text)]
+EXAMPLES = [title for title, text in PAGES.items() if commands_of(text)]
 
 
 @pytest.fixture(scope="session")
@@ -57,8 +53,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("cli.py", "conf", "trime"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name)
-    for name, content in files_of(TEXT).items():
-        assert not (folder / name).exists(), f"{name} of CONTRIBUTING.md exists already"
+    for name, content in files_of("\n".join(PAGES.values())).items():
+        assert not (folder / name).exists(), f"{name} of a recipe exists already"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
     (folder / "poems").mkdir()
@@ -70,11 +66,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_examples_are_used(project: Path, tmp_path: Path) -> None:
     """Each command ends in results that show the example."""
-    texts = sections()
     commands = [
         (title, [*words, f"paths.outputs={tmp_path / str(number)}", *NO_PICTURES])
         for number, title in enumerate(EXAMPLES)
-        for words in commands_of(texts[title])
+        for words in commands_of(PAGES[title])
     ]
     command, environment = [sys.executable, "-c", RUNNER, json.dumps(commands)], os.environ | {"PYTHONPATH": str(project)}
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment)
@@ -148,4 +143,4 @@ CHECKS: dict[str, Callable[[Path], bool]] = {
 
 
 def test_every_example_has_a_check() -> None:
-    assert [*CHECKS] == EXAMPLES
+    assert {*CHECKS} == {*EXAMPLES}
