@@ -112,6 +112,7 @@ experiment=memorizing batching=shuffled -> batching=streams
 experiment=memorizing evaluate.context=32 -> evaluate.context=0
 experiment=memorizing model.backbone.memory.top_k=5000 -> top_k=5000
 experiment=memorizing model.backbone.memory_layers=[7] -> memory_layers
+experiment=memorizing eviction=expected_attention -> in a pretrained decoder alone
 experiment=memorizing eviction=lfu eviction.count=often -> count='often'
 experiment=memorizing train.memory_size=0 -> train.memory_size=0
 experiment=memorizing batching.size=40000 -> batching.size

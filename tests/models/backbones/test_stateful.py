@@ -39,7 +39,8 @@ from trime.stages.graph import Graph
 from trime.stages.replay.replay import KeyDocument
 
 Tiny = Callable[..., DictConfig]
-POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
+DECODERS = {"expected_attention"}  # policies for pretrained decoders alone
+POLICIES = sorted({path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml")} - DECODERS)
 WORDS = 40
 
 

@@ -44,10 +44,12 @@ class KVzip(LRAMax):
         return torch.where(summary.attended, torch.maximum(summary.value, before), ranking.score)
 
 
-def repeats(tokenizer: Any, text: Int[Tensor, "1 l"], part: int = 1024) -> list[Int[Tensor, "1 _"]]:
-    """Return prompts that ask for a text, in parts of this number of tokens, each followed by the part itself."""
+def repeats(tokenizer: Any, text: Int[Tensor, "b l"], part: int = 1024) -> list[Int[Tensor, "b _"]]:
+    """Return prompts that ask for texts, in parts of this number of tokens, each followed by the part itself."""
     result = []
     for first in range(0, text.shape[1], part):
         asked = tokenizer(NEXT if first else FIRST, add_special_tokens=False, return_tensors="pt")["input_ids"].to(text.device)
-        result.append(torch.cat([asked, text[:, max(0, first - BEFORE) : first], text[:, first : first + part]], 1))
+        result.append(
+            torch.cat([asked.expand(len(text), -1), text[:, max(0, first - BEFORE) : first], text[:, first : first + part]], 1)
+        )
     return result
