@@ -31,7 +31,7 @@ from trime.common.types import Float, Int, Tensor
 from trime.data.texts import read_texts
 from trime.errors import UserError
 from trime.report.bootstrap import paired_bootstrap
-from trime.report.canvas import save_panels
+from trime.report.canvas import Panel, save_panels
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
 from trime.text_memory.decoder import Decoder, Read
@@ -239,7 +239,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> Path:
     texts = list(dict.fromkeys(row["text"] for row in rows if "text" in row))
     headline = "Bits per byte less than the model alone needs (lines: 95 %, over parts of documents)"
     with tempfile.TemporaryDirectory() as folder:
-        panels = [partial(draw_text, rows=rows, text=text) for text in texts]
+        panels: list[Panel] = [partial(draw_text, rows=rows, text=text) for text in texts]
         shutil.copy(save_panels(panels, Path(folder) / file.name, headline, height=2.6), file)
     return file
 

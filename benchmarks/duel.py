@@ -87,7 +87,10 @@ def prompts_of(options: argparse.Namespace) -> list[Row]:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
 
     def chat(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+        ends: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": not add_generation_prompt,
+        }
         return str(tokenizer.apply_chat_template(history, tokenize=False, **ends))
 
     manager = TaskManager(metadata={"pretrained": options.model, "max_seq_lengths": [options.tokens]})

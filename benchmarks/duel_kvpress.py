@@ -24,18 +24,16 @@ PRESSES: dict[str, Any] = {
 @torch.no_grad()
 def answer(model: Any, tokenizer: Any, prompt: dict[str, Any], press: Any) -> dict[str, Any]:
     """Return the greedy answer to a prompt whose entries a press has evicted, and the bytes that the cache holds."""
-    started, cache = time.perf_counter(), DynamicCache()
+    started, cache, written = time.perf_counter(), DynamicCache(), list[int]()
     tokens = tokenizer(prompt["prompt"], add_special_tokens=False, return_tensors="pt")["input_ids"]
     with press(model):
         model.model(input_ids=tokens[:, :-1], past_key_values=cache)
     before = tokens.shape[1] - 1
-    sizes = [layer.keys.nbytes + layer.values.nbytes for layer in cache.layers]
-    token, position, written = tokens[:, -1:], tokens.shape[1] - 1, []
-    ends = (
-        {model.generation_config.eos_token_id}
-        if isinstance(model.generation_config.eos_token_id, int)
-        else {*model.generation_config.eos_token_id}
-    )
+    of_layers: list[Any] = cache.layers
+    sizes = [layer.keys.nbytes + layer.values.nbytes for layer in of_layers]
+    token, position = tokens[:, -1:], before
+    end = model.generation_config.eos_token_id
+    ends = end if isinstance(end, list) else [end]
     while len(written) < prompt["longest"]:
         logits = model(token, past_key_values=cache, position_ids=torch.tensor([[position]])).logits
         token, position = logits[:, -1].argmax(-1, keepdim=True), position + 1
@@ -44,7 +42,7 @@ def answer(model: Any, tokenizer: Any, prompt: dict[str, Any], press: Any) -> di
         written.append(int(token))
     text = tokenizer.decode(written, skip_special_tokens=True)
     after, layers = sum(sizes), len(sizes)
-    whole = after // cache.layers[0].keys.shape[2] * before
+    whole = after // of_layers[0].keys.shape[2] * before
     # A layer is cut once it has read the prompt; those whose entries are only masked hold all of it.
     most = after + (whole - after) // layers
     return {"text": text, "seconds": time.perf_counter() - started, "at most": most, "after": after}

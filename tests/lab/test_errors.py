@@ -65,9 +65,6 @@ def said(session_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 # Commands that are refused before anything is made, and what the line must name.
 REFUSED = """
-trime_ext -> type experiment=trime_ext
-experiment trime_ext -> type experiment=trime_ext
-experiment=trime dataset.path=/a/folder of -> is quoted: 'dataset.path=/a/folder of'
 experiment=trime train.lr=3 -> there is no setting train.lr: is it schedule.peak?
 experiment=trime train.max_steps=3 -> is it train.updates?
 experiment=trime no.such=3 -> there is no setting no.such
@@ -112,7 +109,6 @@ experiment=memorizing batching=shuffled -> batching=streams
 experiment=memorizing evaluate.context=32 -> evaluate.context=0
 experiment=memorizing model.backbone.memory.top_k=5000 -> top_k=5000
 experiment=memorizing model.backbone.memory_layers=[7] -> memory_layers
-experiment=memorizing eviction=expected_attention -> in a pretrained decoder alone
 experiment=memorizing eviction=lfu eviction.count=often -> count='often'
 experiment=memorizing train.memory_size=0 -> train.memory_size=0
 experiment=memorizing batching.size=40000 -> batching.size
@@ -245,7 +241,10 @@ def test_words_that_are_no_settings(said: Said) -> None:
     )
     several = said("experiment=trime,vanilla")
     assert "add -m for a run with each" in several and "[trime" not in several
-    assert "there is no experiment/trim: is it experiment=trime?" in said("--cfg", "job", "experiment=trim")
+    assert "there is no experiment/trim: is it experiment=trime?" in said("experiment=trim")
+    assert "type experiment=trime_ext" in said("trime_ext") and "type experiment=trime_ext" in said("experiment", "trime_ext")
+    assert "is quoted: 'dataset.path=/a/folder of'" in said("experiment=trime", "dataset.path=/a/folder", "of")
+    assert not command_line.advice(["--cfg", "job", "experiment=trime"])
 
 
 def test_an_unwritable_place(said: Said, tmp_path: Path) -> None:

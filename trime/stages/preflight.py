@@ -175,10 +175,6 @@ def check_sizes(config: DictConfig) -> None:
         policy = built(config, key)
         for size in {size for size in as_list(plain(given)) if size and policy}:
             policy.check_size(size)
-            if policy.needs_entries and (key not in ("eviction", "train.eviction") or "name" not in config.model):
-                raise UserError(
-                    f"{key}={type(policy).__name__} asks what queries would see later, in a pretrained decoder alone"
-                )
 
 
 def check_rows(config: DictConfig) -> None:

@@ -39,8 +39,7 @@ from trime.stages.graph import Graph
 from trime.stages.replay.replay import KeyDocument
 
 Tiny = Callable[..., DictConfig]
-DECODERS = {"expected_attention"}  # policies for pretrained decoders alone
-POLICIES = sorted({path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml")} - DECODERS)
+POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
 WORDS = 40
 
 

@@ -16,9 +16,11 @@ import torch
 from torch.nn import functional as F
 
 from trime.common.types import AttentionBlock, Float, Int, Ranking, Seen, Tensor
+from trime.errors import UserError
 from trime.memory.recall.store import Asked, EntryStore, Recall
 from trime.memory.slots.bounded import MemoryState, SlotWrites
 from trime.models.layers.attention import AttentionTrace
+from trime.models.layers.rotary import RotaryScore
 from trime.models.layers.topk_attention import masked_softmax
 from trime.models.pretrained.attendre import Attendre, copy_scores_from
 from trime.models.pretrained.filling import DotProducts, Filling, Queries, seen_by
@@ -37,9 +39,6 @@ class PositionScore(Protocol):
 
     def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
         """Return scores [b h q m] of queries [b q h d] at positions ``at`` and stored keys at positions ``of``."""
-
-    def ahead(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], positions: int) -> Float[Tensor, "b h q m"]:
-        """Return the scores that queries would have on average at the next ``positions``; UserError where none are defined."""
 
 
 class Decoding:
@@ -215,8 +214,15 @@ class LayerMemory:
         values = values if self.heads == 1 else values.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2, 3)
         retrieved = None if result.retrieved is None else result.retrieved[..., :held]
         pairs = query, at, key[:, :held], of[:, :held]
-        seen = Seen(partial(self.score.ahead, pairs), value[:, :held]) if self.memory.keys.policy.needs_entries else None
-        return values, AttentionBlock(result.logits[..., :held], at, retrieved, seen)
+        return values, AttentionBlock(result.logits[..., :held], at, retrieved, self.seen(pairs, value[:, :held]))
+
+    def seen(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor) -> Seen | None:
+        """Return what queries would see later of keys, where the policy asks for it; UserError where no positions are known."""
+        if not self.memory.keys.policy.needs_entries:
+            return None
+        if not isinstance(self.score, DotProducts | RotaryScore):
+            raise UserError("this policy asks what queries would see later, which an encoder does not know: choose another")
+        return Seen(partial(self.score.ahead, pairs), value)
 
     @staticmethod
     def asking(count: int) -> Int[Tensor, " n"]:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from trime.common.types import Bool, Float, Int, Tensor
-from trime.errors import UserError
 from trime.models.pretrained.loading import model_class
 
 SUPPORTED = ("T5ForConditionalGeneration", "T5EncoderModel")
@@ -55,11 +54,6 @@ class RelativeBias:
         )
         bias = first.relative_attention_bias(bucket).permute(0, 3, 1, 2)
         return query.transpose(1, 2) @ key.permute(0, 2, 3, 1) + bias
-
-    def ahead(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], positions: int) -> Tensor:
-        raise UserError(
-            "this policy asks what queries would see at later positions, which an encoder has none of: choose another"
-        )
 
 
 class T5Encoder:

@@ -32,7 +32,7 @@ class ExpectedAttention(EvictionPolicy):
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         """Return the summary with the logarithm of each head's expected attention, and the norm of its values, [b 2 h m]."""
         if block.seen is None:
-            raise UserError("eviction=expected_attention is for a pretrained decoder with rotary positions: choose another")
+            raise UserError("ExpectedAttention is for the EvictingCache of a decoder: choose another policy")
         counts = block.position >= self.sinks
         queries = counts.sum(1)
         logits = block.seen.ahead(self.ahead).double().masked_fill(~counts[:, None, :, None], 0.0)
