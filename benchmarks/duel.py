@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS)
     parser.add_argument("--tokens", type=int, default=1024, help="of a prompt, at most")
     parser.add_argument("--prompts", type=int, default=20, help="of each task")
+    parser.add_argument("--longest", type=int, default=128, help="tokens that are written, at most: a number comes first")
     parser.add_argument("--share", type=float, default=0.25, help="of a prompt's entries that are kept")
     parser.add_argument("--ours", nargs="*", default=[*OURS], choices=[*OURS])
     parser.add_argument("--theirs", nargs="*", default=THEIRS, choices=THEIRS)
@@ -105,7 +106,9 @@ def prompts_of(options: argparse.Namespace) -> list[Row]:
         for instance in task.instances:
             text, settings = instance.args
             outputs = [str(output) for output in instance.doc["outputs"]]
-            rows.append({"task": name, "prompt": text, "outputs": outputs, "longest": settings["max_gen_toks"]})
+            rows.append(
+                {"task": name, "prompt": text, "outputs": outputs, "longest": min(settings["max_gen_toks"], options.longest)}
+            )
     return rows
 
 
