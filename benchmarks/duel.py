@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> Measured:
     """Return for each contestant how often it is right, by task and over all, the bytes it holds, and seconds a prompt."""
+    options.folder.mkdir(parents=True, exist_ok=True)
     file = options.folder / f"prompts-{options.tokens}-{options.prompts}.json"
     prompts = [row for row in finished(file, lambda: prompts_of(options)) if row["task"] in options.tasks]
     answers: dict[str, list[Row]] = {}
