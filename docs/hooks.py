@@ -11,22 +11,44 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
-PAGES = {"README.md": "index.md"} | {name: name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")}
+PAGES = {"README.md": "index.md"} | {
+    name: name
+    for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+}
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the README as the overview, other pages of the repository, examples, and the pictures of results."""
     for name, page in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
-    for file in sorted([*(ROOT / "benchmarks" / "results").rglob("*.png"), *(ROOT / "examples").glob("*.*")]):
+        files.append(
+            File.generated(
+                config,
+                page,
+                content=(ROOT / name).read_text(encoding="utf-8"),
+            )
+        )
+    for file in sorted(
+        [
+            *(ROOT / "benchmarks" / "results").rglob("*.png"),
+            *(ROOT / "examples").glob("*.*"),
+        ]
+    ):
         name = file.relative_to(ROOT).as_posix()
-        files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+        files.append(
+            File(
+                name, str(ROOT), config.site_dir, config.use_directory_urls
+            )
+        )
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
+def on_page_markdown(
+    markdown: str, page: Any, files: Files, **_: Any
+) -> str:
     """Turn links of the repository into links of the site."""
-    return LINK.sub(lambda link: site_link(link, page.file.src_uri, files), markdown)
+    return LINK.sub(
+        lambda link: site_link(link, page.file.src_uri, files), markdown
+    )
 
 
 def site_link(link: re.Match[str], page: str, files: Files) -> str:
