@@ -58,12 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> Measured:
     """Return for each contestant how often it is right, by task and over all, the bytes it holds, and seconds a prompt."""
     options.folder.mkdir(parents=True, exist_ok=True)
-    file = options.folder / f"prompts-{options.tokens}-{options.prompts}.json"
-    prompts = [row for row in finished(file, lambda: prompts_of(options)) if row["task"] in options.tasks]
+    made_of = [Path(options.model).name, options.tokens, options.prompts, options.longest, *options.tasks]
+    file = options.folder / f"prompts-{'-'.join(map(str, made_of))}.json"
+    prompts = finished(file, lambda: prompts_of(options))
     answers: dict[str, list[Row]] = {}
 
     def kept(name: str) -> Path:
-        place = f"{file.stem.removeprefix('prompts-')}-{'-'.join(options.tasks)}-{name}".replace(", ", "-").replace(" ", "-")
+        place = f"{file.stem.removeprefix('prompts-')}-{options.dtype}-{name}".replace(", ", "-").replace(" ", "-")
         return options.folder / f"answers-{place}.json"
 
     answers["all is kept"] = finished(kept("all"), lambda: answers_of(options, prompts, {}))
@@ -74,7 +75,15 @@ def measure(options: argparse.Namespace) -> Measured:
         out = kept(f"kvpress-{name}-{options.share}")
         if not out.exists():
             write_json(options.folder / "asked.json", prompts)
-            arguments = [options.model, str(options.folder / "asked.json"), str(out), name, str(options.share), options.dtype]
+            arguments = [
+                options.model,
+                str(options.folder / "asked.json"),
+                str(out),
+                name,
+                str(options.share),
+                options.dtype,
+                options.device,
+            ]
             subprocess.run([options.kvpress, str(SIDE), *arguments], check=True)
         answers[f"kvpress: {name}"] = finished(out, lambda: [])
     full = rights(prompts, answers["all is kept"])
@@ -126,6 +135,7 @@ def answers_of(options: argparse.Namespace, prompts: list[Row], settings: dict[s
         dtype=options.dtype,
         device=options.device,
         batch_size=1,
+        add_bos_token=False,  # as in the template, and on the other side
         max_length=2 * options.tokens,
         **settings,
     )

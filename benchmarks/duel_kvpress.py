@@ -1,4 +1,4 @@
-"""kvpress in ``benchmarks duel``, in an environment of its own: PYTHON duel_kvpress.py MODEL PROMPTS OUT PRESS SHARE DTYPE."""
+"""kvpress in ``benchmarks duel``, in an environment of its own: MODEL PROMPTS OUT PRESS SHARE DTYPE [DEVICE]."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PRESSES: dict[str, Any] = {
 def answer(model: Any, tokenizer: Any, prompt: dict[str, Any], press: Any) -> dict[str, Any]:
     """Return the greedy answer to a prompt whose entries a press has evicted, and the bytes that the cache holds."""
     started, cache, written = time.perf_counter(), DynamicCache(), list[int]()
-    tokens = tokenizer(prompt["prompt"], add_special_tokens=False, return_tensors="pt")["input_ids"]
+    tokens = tokenizer(prompt["prompt"], add_special_tokens=False, return_tensors="pt")["input_ids"].to(model.device)
     with press(model):
         model.model(input_ids=tokens[:, :-1], past_key_values=cache)
     before = tokens.shape[1] - 1
@@ -35,7 +35,7 @@ def answer(model: Any, tokenizer: Any, prompt: dict[str, Any], press: Any) -> di
     end = model.generation_config.eos_token_id
     ends = end if isinstance(end, list) else [end]
     while len(written) < prompt["longest"]:
-        logits = model(token, past_key_values=cache, position_ids=torch.tensor([[position]])).logits
+        logits = model(token, past_key_values=cache, position_ids=torch.tensor([[position]], device=model.device)).logits
         token, position = logits[:, -1].argmax(-1, keepdim=True), position + 1
         if int(token) in ends:
             break
@@ -49,9 +49,9 @@ def answer(model: Any, tokenizer: Any, prompt: dict[str, Any], press: Any) -> di
 
 
 def main() -> None:
-    folder, prompts, out, press, share, dtype = sys.argv[1:]
+    folder, prompts, out, press, share, dtype, *device = sys.argv[1:]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(*device or ["cpu"])
     rows = []
     for number, prompt in enumerate(json.loads(Path(prompts).read_text()), 1):
         rows.append(answer(model, tokenizer, prompt, PRESSES[press](1 - float(share))))

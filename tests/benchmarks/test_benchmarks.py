@@ -208,7 +208,7 @@ def test_caches_answer_the_same_prompts(bench: Bench, tmp_path: Path) -> None:
     model_of("Llama", len(tokenizer), max_position_embeddings=4096).save_pretrained(tmp_path / "decoder")
     prompts = [{"task": "niah_single_1", "prompt": text_of(seed, 12), "outputs": ["lock"], "longest": 4} for seed in range(2)]
     (tmp_path / "done").mkdir()
-    (tmp_path / "done" / "prompts-400-2.json").write_text(json.dumps(prompts))
+    (tmp_path / "done" / "prompts-decoder-400-2-128-niah_single_1.json").write_text(json.dumps(prompts))
     words = ["--model", str(tmp_path / "decoder"), "--folder", str(tmp_path / "done"), "--tokens", "400", "--prompts", "2"]
     words += ["--tasks", "niah_single_1", "--share", "0.25", "--dtype", "float32", "--ours", "Sink", "KVzip, AdaKV, whole"]
     rows = bench("duel", *words)["rows"]

@@ -22,9 +22,9 @@ from trime.harness.decoder import TrimeHF
 
 ALL = [
     {"policy": "FIFO", "memory": 4000},
-    {"policy": "SnapKV", "memory": 4000, "heads": "apart"},
     {"policy": "TOVA", "memory": 16, "chunk": 4, "recall": 4000, "policy_settings": {"recent": 2}},
-    {"policy": "KVzip", "memory": 4000, "heads": "ada_kv", "whole": True},
+    {"policy": "H2O", "memory": 16, "chunk": 4, "recall": 4000, "heads": "apart"},
+    {"policy": "SnapKV", "memory": 0.1},
 ]
 LITTLE = [
     {"policy": "Sink", "memory": 16},
@@ -51,40 +51,39 @@ def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
     return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
 
 
-def answers(model: HFLM) -> tuple[list[str], list[tuple[float, bool]]]:
-    """Return what a model writes after two texts, and how likely it finds a continuation."""
+def written(model: HFLM) -> list[str]:
+    """Return what a model writes after two texts."""
     settings = {"max_gen_toks": 8, "until": ["\n"]}
-    written = model.generate_until(requests("generate_until", (text_of(0, 4), settings), (text_of(1, 5), settings)))
-    return written, model.loglikelihood(requests("loglikelihood", (text_of(2, 5), text_of(3, 1))))
+    return model.generate_until(requests("generate_until", (text_of(0, 4), settings), (text_of(1, 5), settings)))
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings["policy"])
 def test_with_room_for_all_it_is_the_model_of_the_harness(settings: dict[str, Any], decoder: Path) -> None:
-    """In batches, whose shorter prompts are padded, where a prompt need not be read as a whole."""
-    batch = 1 if settings.get("whole") else 2
-    expected, likelihoods = answers(HFLM(pretrained=str(decoder), device="cpu", batch_size=batch))
-    model = TrimeHF(pretrained=str(decoder), device="cpu", batch_size=batch, **settings)
-    if settings.get("whole"):
-        assert (
-            model.generate_until(requests("generate_until", (text_of(0, 4), {"max_gen_toks": 8, "until": ["\n"]})))
-            == expected[:1]
-        )
-        return
-    written, likely = answers(model)
-    assert written == expected
-    for (one, is_greedy), (other, other_is) in zip(likely, likelihoods, strict=True):
-        assert one == pytest.approx(other, rel=1e-4) and is_greedy == other_is
+    """In batches, of padded prompts; likelihoods of texts one by one. Prompts that are too short for SnapKV are kept."""
+    plain = HFLM(pretrained=str(decoder), device="cpu", batch_size=2)
+    model = TrimeHF(pretrained=str(decoder), device="cpu", batch_size=2, **settings)
+    assert written(model) == written(plain)
+    alone = TrimeHF(pretrained=str(decoder), device="cpu", batch_size=1, **settings)
+    ((likelihood, is_greedy),) = alone.loglikelihood(requests("loglikelihood", (text_of(2, 5), text_of(3, 1))))
+    ((expected, greedy),) = plain.loglikelihood(requests("loglikelihood", (text_of(2, 5), text_of(3, 1))))
+    assert likelihood == pytest.approx(expected, rel=1e-4) and is_greedy == greedy
+
+
+def test_likelihoods_are_read_text_by_text(decoder: Path) -> None:
+    model = TrimeHF(pretrained=str(decoder), device="cpu", batch_size=2, policy="TOVA", memory=16)
+    with pytest.raises(UserError, match="add --batch_size 1"):
+        model.loglikelihood(requests("loglikelihood", (text_of(2, 5), "a lock"), (text_of(3, 6), "a queue")))
 
 
 @pytest.mark.parametrize("settings", LITTLE, ids=lambda settings: settings["policy"])
 def test_with_little_room_it_holds_little(settings: dict[str, Any], decoder: Path) -> None:
     model = TrimeHF(pretrained=str(decoder), device="cpu", batch_size=1, **settings)
     prompt = text_of(0, 20)
-    (written,) = model.generate_until(requests("generate_until", (prompt, {"max_gen_toks": 8, "until": []})))
+    (text,) = model.generate_until(requests("generate_until", (prompt, {"max_gen_toks": 8, "until": []})))
     told = model.get_model_info()["prompts"]
     length = len(model.tokenizer(prompt)["input_ids"])
     size = settings["memory"] if settings["memory"] >= 1 else int(length * settings["memory"])
-    assert written and told["tokens"] == length
+    assert text and told["tokens"] == length
     assert told["bytes held after"] == model.bytes_of(size)
     assert told["bytes held at most"] == model.bytes_of(length - 1 if settings.get("whole") else size)
 
@@ -92,9 +91,11 @@ def test_with_little_room_it_holds_little(settings: dict[str, Any], decoder: Pat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"policy": "LSTM"}, "choose a policy of trime"),
-        ({"policy": "TextMemory"}, "choose a policy of trime"),
-        ({"heads": "many"}, "heads=many: choose from"),
+        ({"policy": "LSTM", "memory": 9}, "choose a policy of trime"),
+        ({"policy": "TextMemory", "memory": 9}, "choose a policy of trime"),
+        ({"heads": "many", "memory": 9}, "heads=many: choose from"),
+        ({"policy": "SnapKV"}, "are of a memory: add memory=N"),
+        ({"policy": "SnapKV", "memory": 1.0}, "memory=1.0 is all of a prompt"),
         ({"policy": "KVzip", "memory": 9}, "add whole=True"),
         ({"heads": "ada_kv", "memory": 9}, "add whole=True"),
     ],
@@ -109,7 +110,7 @@ def test_the_command_line_tells_errors_in_a_line(decoder: Path) -> None:
         "--model",
         "trime-hf",
         "--model_args",
-        f"pretrained={decoder},policy=LSTM",
+        f"pretrained={decoder},policy=LSTM,memory=9",
         "--tasks",
         "wikitext",
         "--device",

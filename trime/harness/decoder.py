@@ -30,16 +30,17 @@ HEADS = {"together": False, "apart": True, "ada_kv": AdaKV(), "ada_kv_across_lay
 class TrimeHF(HFLM):  # type: ignore[misc]
     """The harness's ``hf``, whose layers hold ``memory`` entries of a prompt; what it writes is held beside them.
 
-    ``memory``: entries of each layer, or below 1 a share of the prompt (0: all). ``policy``: a class of ``trime``, with
-    ``policy_settings``. ``recall``: entries that come back of what was evicted. ``heads``: together, apart, ada_kv or
-    ada_kv_across_layers. ``pyramid``: beta of PyramidKV (0: layers are alike). ``whole``: everything is kept until a prompt
-    ends, as ``KVzip`` and ada_kv ask for. ``chunk`` and ``position`` are those of ``EvictingCache``.
+    ``memory``: entries of each layer, or below 1 a share of the prompt (0: all); a prompt that is too short for the policy
+    to choose is kept. ``policy``: a class of ``trime``, with ``policy_settings``. ``recall``: entries that come back of what
+    was evicted. ``heads``: together, apart, ada_kv or ada_kv_across_layers. ``pyramid``: beta of PyramidKV (0: layers are
+    alike). ``whole``: everything is kept until a prompt ends, as ``KVzip`` and ada_kv ask for. ``chunk`` and ``position`` are
+    those of ``EvictingCache``.
     """
 
     def __init__(
         self,
         pretrained: Any,
-        policy: str = "FIFO",
+        policy: str | None = None,
         memory: float = 0,
         recall: int = 0,
         heads: str = "together",
@@ -50,7 +51,13 @@ class TrimeHF(HFLM):  # type: ignore[misc]
         policy_settings: dict[str, Any] | None = None,
         **settings: Any,
     ):
-        kind = getattr(trime, policy, None)
+        if memory == 1 and isinstance(memory, float):
+            raise UserError("memory=1.0 is all of a prompt: leave memory out, or name a number of entries")
+        if not memory and (policy or recall or pyramid or whole or heads != "together"):
+            raise UserError(
+                "policy, recall, heads, pyramid and whole are of a memory: add memory=N, or a share such as memory=0.25"
+            )
+        kind = getattr(trime, policy or "FIFO", None)
         if not isinstance(kind, type) or not issubclass(kind, EvictionPolicy):
             raise UserError(f"policy={policy}: choose a policy of trime, such as FIFO, SnapKV, H2O or KVzip")
         if heads not in HEADS:
@@ -64,9 +71,15 @@ class TrimeHF(HFLM):  # type: ignore[misc]
 
     def cache_for(self, tokens: int) -> EvictingCache | None:
         """Return a cache for prompts of this length; None: the model's own holds all."""
-        if not self.memory:
-            return None
         size = int(self.memory if self.memory >= 1 else max(1, self.memory * tokens))
+        if not self.memory or size >= tokens - 1:
+            return None
+        try:
+            self.policy.check_size(size)
+        except UserError:  # of a short prompt, where that is its share
+            if self.memory >= 1:
+                raise
+            return None
         sizes = sizes_of_pyramid(size, self.model.config.num_hidden_layers, self.beta, tokens) if self.beta else size
         return EvictingCache(self.model, sizes, self.policy, **self.settings)
 
@@ -75,6 +88,8 @@ class TrimeHF(HFLM):  # type: ignore[misc]
             return super()._model_call(inps, **settings)
         if self.whole:
             raise UserError("whole=True is for tasks that write: what follows a prompt would be part of it")
+        if len(inps) > 1:  # they are padded on the right, without a word where: padding would evict
+            raise UserError("likelihoods with a memory are read text by text: add --batch_size 1")
         with torch.no_grad():
             return self.model(inps, past_key_values=cache).logits
 

@@ -26,7 +26,8 @@ def write_page(file: str | Path, title: str, tokens: Sequence[ExplainedToken], g
     shown = []
     # Names are paths: what all have in common is said once.
     parents = {os.path.dirname(place.name) for token in tokens for _, place, _ in token.sources}
-    root = f"{os.path.commonpath(parents)}/" if all(parents) and parents else ""
+    common = os.path.commonpath(parents) if all(parents) and parents else ""
+    root = f"{common}/" if common not in ("", "/") else ""
     for token in tokens:
         of_memories = {name: part for name, part in token.parts.items() if name != MODEL}
         largest = max(of_memories, key=lambda name: of_memories[name])

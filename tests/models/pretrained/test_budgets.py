@@ -40,11 +40,12 @@ def kept(cache: EvictingCache) -> list[list[int]]:
 def test_heads_share_the_room_of_a_layer(share: float, policy: Any, llama: Any, tokens: torch.Tensor, tmp_path: Path) -> None:
     """All hold as many entries as without; what is written goes on, here, in a copy, and where it was saved."""
     questions = [torch.randint(3, 50, (1, 9))] if isinstance(policy, trime.KVzip) else None
-    cache, again = (EvictingCache(llama, SIZE, policy, chunk=4, per_head=trime.AdaKV(share)) for _ in range(2))
+    chunk = 8 if isinstance(policy, trime.ExpectedAttention) else 4
+    cache, again = (EvictingCache(llama, SIZE, policy, chunk=chunk, per_head=trime.AdaKV(share)) for _ in range(2))
     cache.read(llama, tokens, questions, whole=True)
     assert [len(positions) for positions in kept(cache)] == [2 * SIZE] * len(cache)
     if share == 1.0:  # heads that keep all of their room are as they would be without
-        alone = EvictingCache(llama, SIZE, policy, chunk=4, per_head=True)
+        alone = EvictingCache(llama, SIZE, policy, chunk=chunk, per_head=True)
         alone.read(llama, tokens, questions, whole=True)
         assert kept(cache) == kept(alone) and cache.bytes == alone.bytes
     cache.save(tmp_path)
@@ -140,6 +141,45 @@ def test_expected_attention_foresees_what_comes(llama: Any) -> None:
     assert masses[trime.ExpectedAttention] > masses[trime.FIFO]
 
 
+@torch.no_grad()
+def test_what_it_was_made_with_comes_back(llama: Any, tokens: torch.Tensor, tmp_path: Path) -> None:
+    """After room for what is written, after an error, and in a copy; what is saved then can be loaded."""
+    cache, again = (EvictingCache(llama, SIZE, trime.KVzip(), chunk=4, per_head=trime.AdaKV()) for _ in range(2))
+    cache.read(llama, tokens, whole=True)
+    cache.extend(9)
+    copied = cache.fork(torch.tensor([0]))
+    copied.extend(3)
+    cache.save(tmp_path)
+    again.load(tmp_path)
+    more = torch.randint(3, 50, (1, 12))
+    torch.testing.assert_close(
+        llama(more[:, :9], past_key_values=again).logits, llama(more[:, :9], past_key_values=cache).logits
+    )
+    llama(more, past_key_values=copied)
+    assert [len(positions) for positions in kept(copied)] == [2 * (SIZE + 12)] * len(cache)
+    for each in (cache, again):
+        each.reset()
+        each.read(llama, tokens, whole=True)
+        assert [len(positions) for positions in kept(each)] == [2 * SIZE] * len(cache)
+    plain = EvictingCache(llama, SIZE, trime.KVzip(), chunk=4)
+    with pytest.raises(IndexError):
+        plain.read(llama, tokens, torch.tensor([[999]]), whole=True)
+    plain.reset()
+    llama(tokens, past_key_values=plain)
+    assert [len(positions) for positions in kept(plain)] == [SIZE] * len(plain)
+
+
+@torch.no_grad()
+def test_one_head_of_keys_may_be_saved(tokens: torch.Tensor, tmp_path: Path) -> None:
+    model = model_of("Llama", 50, num_key_value_heads=1)
+    cache, again = (EvictingCache(model, SIZE, trime.TOVA(), chunk=4, per_head=trime.AdaKV()) for _ in range(2))
+    cache.read(model, tokens, whole=True)
+    cache.save(tmp_path)
+    again.load(tmp_path)
+    more = torch.randint(3, 50, (1, 7))
+    torch.testing.assert_close(model(more, past_key_values=again).logits, model(more, past_key_values=cache).logits)
+
+
 def test_rotations_are_those_of_the_model() -> None:
     for kind in ("Llama", "GPTNeoX", "StableLm", "Phi3"):
         model = model_of(kind, 50)
@@ -152,8 +192,10 @@ def test_rotations_are_those_of_the_model() -> None:
         )
         torch.testing.assert_close(rotary.rotate(x, torch.arange(7)[None])[..., : cos.shape[-1]], turned[0].transpose(1, 2))
     assert rotary_of(model_of("GPT2", 50)) is None
-    with pytest.raises(UserError, match="rotates keys in different ways"):
-        EvictingCache(model_of("Gemma3Text", 50), 40, trime.ExpectedAttention())
+    for kind in ("Gemma3Text", "SmolLM3"):
+        with pytest.raises(UserError, match="rotates keys in different ways"):
+            EvictingCache(model_of(kind, 50, num_hidden_layers=4), 40, trime.ExpectedAttention())
+    assert trime.pyramid(512, 1) == [512] and trime.pyramid(600, 3, longest=500) == [500] * 3
 
 
 def test_a_text_is_asked_for_in_parts(tmp_path: Path) -> None:
@@ -168,6 +210,7 @@ def test_a_text_is_asked_for_in_parts(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"recall": 8, "per_head": trime.AdaKV()}, "recall returns as much to each head"),
+        ({"policy": trime.ExpectedAttention(), "chunk": 4}, "steps of at least 8 queries"),
         ({"size": 3}, "memory_size=3 has no room beside eviction.sinks=4"),
     ],
 )

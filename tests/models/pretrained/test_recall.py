@@ -115,6 +115,12 @@ def test_rows_recall_what_each_would_alone(llama: Any) -> None:
     other, more = copy.deepcopy(alone), torch.randint(3, 50, (2, 9))
     other.batch_repeat_interleave(2)
     both = llama(more, past_key_values=other).logits
+    unread = EvictingCache(llama, 12, trime.TOVA(), chunk=5, recall=Recall(8, block=4))
+    first, second = copy.deepcopy(unread), copy.deepcopy(unread)
+    llama(tokens[:1], past_key_values=first)
+    described = first.memories[0].store.described[4].clone()  # type: ignore[union-attr]
+    llama(tokens[1:], past_key_values=second)
+    assert torch.equal(first.memories[0].store.described[4], described)  # type: ignore[union-attr]
     torch.testing.assert_close(both[0], llama(more[:1], past_key_values=alone).logits[0])
     assert alone.stored_bytes * 2 == other.stored_bytes > 0
 

@@ -73,6 +73,12 @@ class EntryStore:
         self.described: dict[int, Float[Tensor, "b r g n d"]] = {}  # what stands for blocks and regions, by their size
         self.length: Int[Tensor, " b"] | None = None  # of each row's text
 
+    def __copy__(self) -> EntryStore:
+        """Return a store of the same tensors: give it rows of its own before either is written to."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), described=dict(self.described))
+        return other
+
     @property
     def bytes(self) -> int:
         """The size of the entries in bytes, with the room for more."""
@@ -183,10 +189,11 @@ class EntryStore:
 
     def candidates(self, asked: Asked, missing: Bool[Tensor, "b n"], scale: float) -> Int[Tensor, "b r"]:
         """Return the blocks whose keys are worth comparing, of those with ``missing`` entries; in long texts by regions."""
+        assert self.length is not None
         size, wanted, count = self.recall.block, self.recall.blocks, missing.shape[1]
         keys, blocks = self.described[size][:, :, :, :count], None
         if count > SEARCHED * wanted:
-            regions = count // REGION
+            regions = int(self.length.max()) // (size * REGION)  # those that have ended
             of_region = self.described[size * REGION][:, :, :, :regions]
             among = missing[:, : regions * REGION].unflatten(1, (regions, REGION)).any(-1)
             best = self.expected(asked, of_region, among, scale, size * REGION).topk(SEARCHED * wanted // REGION, 1).indices

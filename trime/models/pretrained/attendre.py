@@ -49,7 +49,9 @@ class Attendre:
 
     def with_room(self, entries: int) -> Attendre:
         """Return a memory with this number of further slots, for the tokens of a question that looks at its entries."""
-        return replace(self, keys=BoundedMemory(self.keys.size + entries, self.keys.policy.for_questions()))
+        keys = self.keys.of_size(self.keys.size + entries)
+        keys.policy = keys.policy.for_questions()
+        return replace(self, keys=keys)
 
     def look(
         self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score, sees_all: bool = False

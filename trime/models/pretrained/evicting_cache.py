@@ -94,6 +94,7 @@ class EvictingCache(LayerMemories, Cache):
                 f"chunk={chunk}: choose 1 to {room} tokens, for the queries of a chunk see its own entries, which a memory of "
                 f"{min(sizes)} has to hold{f' beside {policy.sinks} sinks' if policy.sinks else ''}"
             )
+        policy.check_chunk(chunk)
         if chunk == room and chunk > 1 and policy.uses_attention:
             warnings.warn(
                 f"chunk={chunk} fills the memory: each chunk replaces the one before it, whatever attention its entries got. "
@@ -123,6 +124,9 @@ class EvictingCache(LayerMemories, Cache):
         Cache.__init__(self, layers=[])  # the memories do all that transformers' own layers of a cache would do
         self.model: Any = weakref.ref(model)  # a copy of the cache is not one of the model
         self.chunk, self.longest = layers[0].chunk, positions_of(model.config)
+        self.sizes = [
+            layer.memory.keys.size for layer in layers
+        ]  # what is read or written as a whole may have more for a while
         self.model_attention: str | None = None  # the model's attention implementation, within a call that replaces it
         self.seen = 0  # tokens, padding included
         self.mask: Bool[Tensor, "b s"] | None = None  # False for padding; None: there is none
@@ -190,22 +194,25 @@ class EvictingCache(LayerMemories, Cache):
         questions = [] if question is None else question if isinstance(question, list) else [question]
         self.check_texts(text, questions, whole)
         model, sizes = unwrapped(model), [layer.memory.keys.size for layer in self.memories]
+        more = text.shape[1] if whole else 0
 
         def ask(each: Tensor) -> None:
             self.rescore_with_question(
                 each.shape[1], lambda other: model(input_ids=each, past_key_values=other, logits_to_keep=1)
             )
 
-        if whole:
-            self.resize([size + text.shape[1] for size in sizes])
-        for chunk in text.split(self.chunk, 1):
-            model(input_ids=chunk, past_key_values=self, logits_to_keep=1)
-            for each in [] if whole else questions:
+        try:
+            if whole:
+                self.resize([size + more for size in sizes])
+            for chunk in text.split(self.chunk, 1):
+                model(input_ids=chunk, past_key_values=self, logits_to_keep=1)
+                for each in [] if whole else questions:
+                    ask(each)
+            for each in questions if whole else []:
                 ask(each)
-        if whole:
-            for each in questions:
-                ask(each)
-            self.cut(sizes)
+        finally:
+            if whole:
+                self.cut(sizes)
 
     def check_texts(self, text: Any, questions: list[Any], whole: bool) -> None:
         """Raise UserError unless these are tokens for ``read``."""
@@ -222,10 +229,11 @@ class EvictingCache(LayerMemories, Cache):
     def cut(self, sizes: list[int]) -> None:
         """Evict all but the best entries of each layer, or of each head with a share of its own."""
         layers = self.apart()
-        rankings = [layer.state.ranking for layer in layers]
-        if self.budget is None or int((rankings[0].position >= 0).sum(1).max()) <= max(sizes):
+        filled = layers[0].filled if self.rows else 0
+        if self.budget is None or filled <= min(sizes):
             self.resize(sizes)
             return
+        rankings, sizes = [layer.state.ranking for layer in layers], [min(size, filled) for size in sizes]
         policy = layers[0].memory.keys.policy
         scores = [policy.compete(each.position, each.score, size) for each, size in zip(rankings, sizes, strict=True)]
         shares = self.budget(scores, sizes)
@@ -247,8 +255,9 @@ class EvictingCache(LayerMemories, Cache):
     def reset(self) -> None:
         self.decoding, self.seen, self.mask = None, 0, None
         self.memories = [layer.layer if isinstance(layer, HeadMemories) else layer for layer in self.memories]
-        for layer in self.memories:
+        for layer, size in zip(self.memories, self.sizes, strict=True):
             layer.reset()
+            layer.resize(size)
 
     def __len__(self) -> int:
         return len(self.memories)
@@ -305,7 +314,7 @@ class EvictingCache(LayerMemories, Cache):
         recall = self.memories[0].recall
         return {
             "model": identity_of_model(self.model()),
-            "size": [memory.keys.size for memory in layers],
+            "size": self.sizes,
             "top_k": [memory.top_k for memory in layers],
             "policy": described(layers[0].keys.policy),
             "chunk": self.chunk,

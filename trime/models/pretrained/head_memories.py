@@ -34,6 +34,7 @@ class HeadMemories(LayerMemory):
                 max(1, min(layer.chunk, size // 4)),
             )
             part.heads, part.full, part.is_plain = 1, state, layer.model_rotates and not layer.records
+            part.filling = None
             parts.append(part)
         emptied = copy.copy(layer)
         emptied.reset()
@@ -88,7 +89,7 @@ class HeadMemories(LayerMemory):
             part.resize(part.memory.keys.size + more)
 
     def with_room(self, tokens: int) -> HeadMemories:
-        return HeadMemories(self.layer, [part.with_room(tokens) for part in self.parts])
+        return self.with_parts([part.with_room(tokens) for part in self.parts])
 
     def take_scores(self, larger: LayerMemory) -> None:
         assert isinstance(larger, HeadMemories)
@@ -103,4 +104,10 @@ class HeadMemories(LayerMemory):
         return {f"{head} {name}": tensor for head, part in enumerate(self.parts) for name, tensor in part.tensors().items()}
 
     def __copy__(self) -> HeadMemories:
-        return HeadMemories(self.layer, [copy.copy(part) for part in self.parts])
+        return self.with_parts([copy.copy(part) for part in self.parts])
+
+    def with_parts(self, parts: list[LayerMemory]) -> HeadMemories:
+        """Return the same layer with other parts."""
+        other = HeadMemories(self.layer, parts)
+        other.memory = self.memory
+        return other

@@ -290,6 +290,11 @@ class LayerMemory:
         of_heads = of_heads.to(self.full.ranking.clock.device)
         self.full, self.waiting = self.full.take_rows(of_heads), self.waiting and self.waiting.take_rows(of_heads)
 
+    @property
+    def filled(self) -> int:
+        """The number of entries of the row that holds most."""
+        return int((self.state.ranking.position >= 0).sum(1).max())
+
     def resize(self, size: int) -> None:
         """Go on with another size: of a smaller one, the policy's best entries stay."""
         full = self.state if self.rows else None
@@ -335,6 +340,7 @@ class LayerMemory:
     def take(self, tensors: dict[str, Tensor], device: torch.device) -> None:
         """Go on with a text that another memory of the same settings has read."""
         self.reset()
+        self.memory = replace(self.memory, keys=self.memory.keys.of_size(tensors["key"].shape[1]))
         self.full, self.filling = state_of(tensors, device), None
         if self.store is not None:
             self.store.take(tensors, device)

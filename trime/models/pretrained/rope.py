@@ -115,7 +115,10 @@ def rotary_of(model: Any) -> Rotary | None:
     module, code = getattr(model.base_model, "rotary_emb", None), sys.modules[type(model).__module__]
     if module is None:
         return None
-    if not hasattr(module, "inv_freq") or not hasattr(code, "rotate_half") or module.rope_type in ("dynamic", "longrope"):
+    config = model.config
+    is_partial = 0 in (getattr(config, "no_rope_layers", None) or []) or hasattr(config, "qk_rope_head_dim")
+    is_usual = hasattr(module, "inv_freq") and hasattr(code, "rotate_half") and module.rope_type not in ("dynamic", "longrope")
+    if is_partial or not is_usual or config.model_type in ("cohere2", "exaone4"):  # these rotate in some layers alone
         raise UserError(
             f"{type(model).__name__} rotates keys in different ways, so that scores at later positions are not known"
         )

@@ -13,12 +13,14 @@ def pyramid(size: float, layers: int, beta: float = 20.0, longest: int | None = 
     that length; the last ones have more then. UserError unless ``beta`` is at least 1 and each layer has an entry.
     """
     check_number("beta", beta, at_least=1)
+    if layers == 1 or (longest is not None and longest <= size):
+        return [round(size if longest is None else min(size, longest))] * layers
     least = size / beta
     most = 2 * size - least
     if longest is not None and most >= longest:
         most = longest
         least = 2 * size - most
-    step = (most - least) / (layers - 1) if layers > 1 else 0.0
+    step = (most - least) / (layers - 1)
     sizes = [round(most - layer * step) for layer in range(layers)]
     if min(sizes) < 1:
         raise UserError(f"a pyramid of {size} entries with beta={beta} leaves a layer without any: lower beta")

@@ -91,6 +91,9 @@ class EvictionPolicy:
                 "eviction.window or eviction.recent"
             )
 
+    def check_chunk(self, chunk: int) -> None:
+        """Raise UserError where steps of ``chunk`` queries are too short for the policy; here any will do."""
+
     def for_questions(self) -> EvictionPolicy:
         """Return the policy for a step whose queries score entries without leaving entries of their own; here itself."""
         return self

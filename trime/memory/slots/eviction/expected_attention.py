@@ -21,13 +21,18 @@ class ExpectedAttention(EvictionPolicy):
     """
 
     needs_keys = needs_entries = True
-    scored_by = "last_step"
 
     def __init__(self, ahead: int = 512, least: int = 8, newest_first: bool = True, sinks: int = 4):
         super().__init__(OwnPosition(), newest_first, sinks)
         for name, number in (("ahead", ahead), ("least", least)):
             check_number(f"eviction.{name}", number, at_least=1, whole=True)
         self.ahead, self.least = ahead, least
+
+    def check_chunk(self, chunk: int) -> None:
+        if chunk < self.least:
+            raise UserError(
+                f"chunk={chunk}: ExpectedAttention needs steps of at least {self.least} queries: raise the size or chunk"
+            )
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         """Return the summary with the logarithm of each head's expected attention, and the norm of its values, [b 2 h m]."""
