@@ -18,7 +18,6 @@ import numpy as np
 from benchmarks.completion import interval
 from benchmarks.decoder_memory import finished
 from benchmarks.measure import ROOT, Measured
-from trime.common.io import write_json
 from trime.common.progress import Progress
 
 SIDE = ROOT / "benchmarks" / "duel_kvpress.py"
@@ -74,17 +73,8 @@ def measure(options: argparse.Namespace) -> Measured:
     for name in options.theirs if options.kvpress else ():
         out = kept(f"kvpress-{name}-{options.share}")
         if not out.exists():
-            write_json(options.folder / "asked.json", prompts)
-            arguments = [
-                options.model,
-                str(options.folder / "asked.json"),
-                str(out),
-                name,
-                str(options.share),
-                options.dtype,
-                options.device,
-            ]
-            subprocess.run([options.kvpress, str(SIDE), *arguments], check=True)
+            words = [options.model, file, out, name, options.share, options.dtype, options.device]
+            subprocess.run([options.kvpress, str(SIDE), *map(str, words)], check=True)
         answers[f"kvpress: {name}"] = finished(out, lambda: [])
     full = rights(prompts, answers["all is kept"])
     return Measured([row_of(name, each, prompts, full) for name, each in answers.items()], [])
@@ -98,10 +88,8 @@ def prompts_of(options: argparse.Namespace) -> list[Row]:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
 
     def chat(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        ends: dict[str, Any] = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": not add_generation_prompt,
-        }
+        ends: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
+        ends["continue_final_message"] = not add_generation_prompt
         return str(tokenizer.apply_chat_template(history, tokenize=False, **ends))
 
     manager = TaskManager(metadata={"pretrained": options.model, "max_seq_lengths": [options.tokens]})
@@ -142,11 +130,11 @@ def answers_of(options: argparse.Namespace, prompts: list[Row], settings: dict[s
     rows = []
     for prompt in Progress(prompts, unit="prompt", desc=", ".join(map(str, settings.values())) or "all is kept"):
         started = time.perf_counter()
-        model.prompts |= {"bytes held at most": 0, "bytes held after": 0}
+        model.prompts |= dict.fromkeys(model.prompts, 0)
         arguments = prompt["prompt"], {"max_gen_toks": prompt["longest"], "until": [], "do_sample": False}
         (text,) = model.generate_until([Instance("generate_until", {}, arguments, 0)], disable_tqdm=True)
-        length = len(model.tokenizer(prompt["prompt"], add_special_tokens=False)["input_ids"])
-        held = {name: model.prompts[f"bytes held {name}"] or model.bytes_of(length) for name in ("at most", "after")}
+        everything = model.bytes_of(int(model.prompts["tokens"]))
+        held = {name: model.prompts[f"bytes held {name}"] or everything for name in ("at most", "after")}
         rows.append({"text": text, "seconds": time.perf_counter() - started, **held})
     return rows
 

@@ -16,7 +16,7 @@ if importlib.util.find_spec("lm_eval") is None:
         sys.exit(f"error: {message}")
     raise UserError(message)
 
-from trime.harness import bundle, decoder  # noqa: F401  they register themselves
+# Each model registers itself when its module is imported.
 from trime.harness.bundle import TrimeLM, generation_settings
 from trime.harness.decoder import TrimeHF
 

@@ -131,7 +131,7 @@ def advice(words: list[str]) -> str:
     """Return what may be meant by the first word that names something unknown, to follow a message; empty if nothing is."""
     chosen = groups()
     known = [*schema_entries(), *chosen, *settings_of_choices()]
-    options = get_args_parser()._option_string_actions
+    options = hydra_options()
     words = [
         word
         for word, before in zip(words, ["", *words], strict=False)
@@ -166,16 +166,18 @@ def without_value(word: str, before: list[str], after: list[str], chosen: Mappin
     return "settings are written KEY=VALUE, as experiment=trime"
 
 
+def hydra_options() -> Mapping[str, Any]:
+    """Return the options of Hydra's command line, with what argparse does at each."""
+    return get_args_parser()._option_string_actions
+
+
 def check_options(words: list[str]) -> None:
     """Raise UserError for an option that Hydra does not have, which would print its own help."""
-    known = get_args_parser()._option_string_actions
-    for word in words:
-        option = word.partition("=")[0]
-        if (
-            word.startswith("-")
-            and option not in known
-            and not any(each.startswith(option) for each in known if len(option) > 2)
-        ):
+    options = [word.partition("=")[0] for word in words if word.startswith("-")]
+    known = hydra_options() if options else {}
+    for option in options:
+        begins_one = len(option) > 2 and any(each.startswith(option) for each in known)  # argparse completes it
+        if option not in known and not begins_one:
             raise UserError(
                 f"{option} is no option: settings are written KEY=VALUE, as experiment=trime, and -m runs every combination "
                 f"({' '.join(PROGRAM)} --help lists them)"

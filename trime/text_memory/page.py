@@ -26,7 +26,7 @@ def write_page(file: str | Path, title: str, tokens: Sequence[ExplainedToken], g
     shown = []
     # Names are paths: what all have in common is said once.
     parents = {os.path.dirname(place.name) for token in tokens for _, place, _ in token.sources}
-    common = os.path.commonpath(parents) if all(parents) and parents else ""
+    common = os.path.commonpath(parents) if parents and all(map(os.path.isabs, parents)) else ""
     root = f"{common}/" if common not in ("", "/") else ""
     for token in tokens:
         of_memories = {name: part for name, part in token.parts.items() if name != MODEL}

@@ -26,9 +26,7 @@ from trime.memory.slots.bounded import take_slots
 
 ROOM = 1024  # positions for which there is room at first
 CANDIDATES = 4  # blocks for each that is returned, whose keys are all compared
-SEARCHED = (
-    32  # blocks for each that is returned, among which candidates are chosen: of a longer text, those of the best regions
-)
+SEARCHED = 32  # blocks for each that is returned, among which candidates are chosen: in longer texts those of the best regions
 REGION = 16  # blocks
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (query, its position, key, its position) -> logits [b h q m]
 
@@ -128,8 +126,8 @@ class EntryStore:
         """Make room for a number of positions of entries like these; what is stored stays."""
         if self.columns and positions <= len(self.columns[0]):
             return
-        size = self.recall.block
-        room = -(-max(ROOM, 2 * positions) // (size * REGION)) * size * REGION
+        region = self.recall.block * REGION
+        room = -(-max(ROOM, 2 * positions) // region) * region
         grown = []
         for number, entry in enumerate(entries):
             column = self.allocated((room, len(entry), *entry.shape[2:]), entry.dtype)

@@ -47,11 +47,15 @@ class Attendre:
     window: int | None = None  # no entry at that distance or beyond
     search: str = "exact"  # exact, or buckets: the best entry of each of ``top_k`` strided buckets
 
+    def of_size(self, size: int) -> Attendre:
+        """Return a memory of another number of entries."""
+        return replace(self, keys=self.keys.of_size(size))
+
     def with_room(self, entries: int) -> Attendre:
         """Return a memory with this number of further slots, for the tokens of a question that looks at its entries."""
-        keys = self.keys.of_size(self.keys.size + entries)
-        keys.policy = keys.policy.for_questions()
-        return replace(self, keys=keys)
+        larger = self.of_size(self.keys.size + entries)
+        larger.keys.policy = self.keys.policy.for_questions()
+        return larger
 
     def look(
         self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score, sees_all: bool = False

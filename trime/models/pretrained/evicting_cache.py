@@ -27,7 +27,7 @@ from trime.memory.slots.budgets.ada_kv import AdaKV
 from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.head_memories import HeadMemories
-from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory
+from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory, numbered
 from trime.models.pretrained.loading import check_version, identity_of_model, positions_of, unwrapped
 from trime.models.pretrained.rope import RopeDecoder, key_heads, per_layer, rotary_of, sliding_windows
 
@@ -124,9 +124,8 @@ class EvictingCache(LayerMemories, Cache):
         Cache.__init__(self, layers=[])  # the memories do all that transformers' own layers of a cache would do
         self.model: Any = weakref.ref(model)  # a copy of the cache is not one of the model
         self.chunk, self.longest = layers[0].chunk, positions_of(model.config)
-        self.sizes = [
-            layer.memory.keys.size for layer in layers
-        ]  # what is read or written as a whole may have more for a while
+        # Layers have more for a while, for a text that is read as a whole or for an answer.
+        self.sizes = [layer.memory.keys.size for layer in layers]
         self.model_attention: str | None = None  # the model's attention implementation, within a call that replaces it
         self.seen = 0  # tokens, padding included
         self.mask: Bool[Tensor, "b s"] | None = None  # False for padding; None: there is none
@@ -194,7 +193,7 @@ class EvictingCache(LayerMemories, Cache):
         questions = [] if question is None else question if isinstance(question, list) else [question]
         self.check_texts(text, questions, whole)
         model, sizes = unwrapped(model), [layer.memory.keys.size for layer in self.memories]
-        more = text.shape[1] if whole else 0
+        chunks = text.split(self.chunk, 1)
 
         def ask(each: Tensor) -> None:
             self.rescore_with_question(
@@ -203,13 +202,11 @@ class EvictingCache(LayerMemories, Cache):
 
         try:
             if whole:
-                self.resize([size + more for size in sizes])
-            for chunk in text.split(self.chunk, 1):
+                self.resize([size + text.shape[1] for size in sizes])
+            for number, chunk in enumerate(chunks, 1):
                 model(input_ids=chunk, past_key_values=self, logits_to_keep=1)
-                for each in [] if whole else questions:
+                for each in questions if not whole or number == len(chunks) else []:
                     ask(each)
-            for each in questions if whole else []:
-                ask(each)
         finally:
             if whole:
                 self.cut(sizes)
@@ -298,8 +295,7 @@ class EvictingCache(LayerMemories, Cache):
         device = self.model().device
         self.reset()
         for number, layer in enumerate(self.memories):
-            first = f"{number} "
-            of_layer = {name[len(first) :]: tensor for name, tensor in tensors.items() if name.startswith(first)}
+            of_layer = numbered(tensors, number)
             if "0 key" in of_layer:
                 self.memories[number] = HeadMemories.taken(layer, of_layer, device)
             else:

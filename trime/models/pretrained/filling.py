@@ -7,12 +7,11 @@ that the policy has yet to see are kept aside: all of them, or those of the last
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from trime.common.types import AttentionBlock, Bool, Float, Int, Ranking, Seen, Tensor
+from trime.common.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 from trime.memory.slots.bounded import BoundedMemory, MemoryState
 from trime.models.layers.rotary import Rotary, dot_products, next_positions
 from trime.models.pretrained.attendre import Attendre
@@ -52,15 +51,19 @@ class DotProducts:
         """Return what products with these queries are multiplied by."""
         return query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
+    def scaled(self, query: Tensor) -> Tensor:
+        """Return queries whose products by ``dot_products`` have the layer's scale."""
+        return query if self.scale is None else query * (self.scale * query.shape[-1] ** 0.5)
+
     def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
-        logits = dot_products(query if self.scale is None else query * (self.scale * query.shape[-1] ** 0.5), key)
+        logits = dot_products(self.scaled(query), key)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     def ahead(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], positions: int) -> Float[Tensor, "b h q m"]:
         """Return the scores that queries [b q h d] would have on average at the next ``positions``; ``pairs`` as in a call."""
         query, at, key, _ = pairs
         precise = torch.promote_types(query.dtype, torch.float32)
-        query = query.to(precise) * (self.scale_of(query) * query.shape[-1] ** 0.5)
+        query = self.scaled(query.to(precise))
         if self.rotary is not None:  # back to position 0 first; a scale is in the queries already
             rotary = replace(self.rotary, scale=1.0)
             query = rotary.rotate_to_mean(rotary.rotate(query, -at), next_positions(at, positions))
@@ -152,8 +155,7 @@ class Filling:
         for queries in self.aside:
             for query, at in zip(*(column.split(self.chunk, 1) for column in queries), strict=True):
                 logits = self.score(query, at, keys, position).masked_fill(~self.memory.visible(at, position), -torch.inf)
-                seen = Seen(partial(self.score.ahead, (query, at, keys, position)), values) if policy.needs_entries else None
-                summary = policy.observe(summary, AttentionBlock(logits, at, seen=seen))
+                summary = policy.observe(summary, AttentionBlock(logits, at))
         self.ranking, self.aside = policy.finalize(ranking, summary), []
         return self.ranking
 

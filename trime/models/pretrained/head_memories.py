@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import torch
 
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.memory.slots.bounded import MemoryState
-from trime.models.pretrained.layer_memory import Columns, LayerMemory, OwnAttention, state_of
+from trime.models.pretrained.layer_memory import Columns, LayerMemory, OwnAttention, numbered, state_of
 
 
 class HeadMemories(LayerMemory):
@@ -29,12 +28,9 @@ class HeadMemories(LayerMemory):
         parts = []
         for state in states:
             size, part = state.ranking.position.shape[1], copy.copy(layer)
-            part.memory, part.chunk = (
-                replace(layer.memory, keys=layer.memory.keys.of_size(size)),
-                max(1, min(layer.chunk, size // 4)),
-            )
-            part.heads, part.full, part.is_plain = 1, state, layer.model_rotates and not layer.records
-            part.filling = None
+            part.memory, part.chunk = layer.memory.of_size(size), max(1, min(layer.chunk, size // 4))
+            part.heads, part.is_plain = 1, layer.model_rotates and not layer.records
+            part.full, part.filling = state, None
             parts.append(part)
         emptied = copy.copy(layer)
         emptied.reset()
@@ -45,17 +41,13 @@ class HeadMemories(LayerMemory):
         """Return the heads of a layer of ``size`` entries that has read one text with more room, each with its best entries."""
         keys, rows = layer.memory.keys, [layer.state.take_rows(torch.tensor([head])) for head in range(len(shares))]
         other = copy.copy(layer)
-        other.memory = replace(layer.memory, keys=keys.of_size(size))
+        other.memory = layer.memory.of_size(size)
         return cls.of(other, [keys.of_size(share).fit(row) for row, share in zip(rows, shares, strict=True)])
 
     @classmethod
     def taken(cls, layer: LayerMemory, tensors: dict[str, Tensor], device: torch.device) -> HeadMemories:
         """Return the heads whose ``tensors`` were saved."""
-        of_heads = [
-            {name.partition(" ")[2]: x for name, x in tensors.items() if name.startswith(f"{head} ")}
-            for head in range(layer.heads)
-        ]
-        return cls.of(layer, [state_of(each, device) for each in of_heads])
+        return cls.of(layer, [state_of(numbered(tensors, head), device) for head in range(layer.heads)])
 
     @property
     def rows(self) -> int:
@@ -84,7 +76,7 @@ class HeadMemories(LayerMemory):
         more = size - self.memory.keys.size
         if more < 0:
             raise UserError("the heads of this cache have shared their room already: make another cache for another text")
-        self.memory = replace(self.memory, keys=self.memory.keys.of_size(size))
+        self.memory = self.memory.of_size(size)
         for part in self.parts:
             part.resize(part.memory.keys.size + more)
 
@@ -107,7 +99,7 @@ class HeadMemories(LayerMemory):
         return self.with_parts([copy.copy(part) for part in self.parts])
 
     def with_parts(self, parts: list[LayerMemory]) -> HeadMemories:
-        """Return the same layer with other parts."""
+        """Return this layer, at its present size, with other memories of its heads."""
         other = HeadMemories(self.layer, parts)
         other.memory = self.memory
         return other

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -298,7 +297,7 @@ class LayerMemory:
     def resize(self, size: int) -> None:
         """Go on with another size: of a smaller one, the policy's best entries stay."""
         full = self.state if self.rows else None
-        self.memory = replace(self.memory, keys=self.memory.keys.of_size(size))
+        self.memory = self.memory.of_size(size)
         if full is None:
             self.reset()
         else:
@@ -340,7 +339,7 @@ class LayerMemory:
     def take(self, tensors: dict[str, Tensor], device: torch.device) -> None:
         """Go on with a text that another memory of the same settings has read."""
         self.reset()
-        self.memory = replace(self.memory, keys=self.memory.keys.of_size(tensors["key"].shape[1]))
+        self.memory = self.memory.of_size(tensors["key"].shape[1])
         self.full, self.filling = state_of(tensors, device), None
         if self.store is not None:
             self.store.take(tensors, device)
@@ -477,6 +476,12 @@ class LayerMemories:
         read(other)
         for layer, larger in zip(self.memories, other.apart(), strict=True):
             layer.take_scores(larger)
+
+
+def numbered(tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a number, of a layer or a head, by what follows it."""
+    first = f"{number} "
+    return {name.removeprefix(first): tensor for name, tensor in tensors.items() if name.startswith(first)}
 
 
 def state_of(tensors: dict[str, Tensor], device: torch.device) -> MemoryState:

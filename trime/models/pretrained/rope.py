@@ -52,6 +52,7 @@ class NeoXLayer:
         return residual + self.layer.mlp(self.layer.post_attention_layernorm(mlp_input))
 
 
+CHANGING = ("dynamic", "longrope")  # rotations that change with the input's length
 KINDS: dict[str, type[LlamaLayer] | type[NeoXLayer]] = {  # of models, with the class of their layers
     "LlamaForCausalLM": LlamaLayer,
     "MistralForCausalLM": LlamaLayer,
@@ -81,7 +82,7 @@ class RopeDecoder:
         self.windows = sliding_windows(config, len(self.layers))
         self.key_heads = key_heads(config)
         module, longest = self.stack.rotary_emb, config.max_position_embeddings
-        if module.rope_type in ("dynamic", "longrope"):
+        if module.rope_type in CHANGING:
             raise UserError(
                 f"rope_type={module.rope_type} changes with the input's length: its keys cannot be kept in a memory"
             )
@@ -117,7 +118,7 @@ def rotary_of(model: Any) -> Rotary | None:
         return None
     config = model.config
     is_partial = 0 in (getattr(config, "no_rope_layers", None) or []) or hasattr(config, "qk_rope_head_dim")
-    is_usual = hasattr(module, "inv_freq") and hasattr(code, "rotate_half") and module.rope_type not in ("dynamic", "longrope")
+    is_usual = hasattr(module, "inv_freq") and hasattr(code, "rotate_half") and module.rope_type not in CHANGING
     if is_partial or not is_usual or config.model_type in ("cohere2", "exaone4"):  # these rotate in some layers alone
         raise UserError(
             f"{type(model).__name__} rotates keys in different ways, so that scores at later positions are not known"

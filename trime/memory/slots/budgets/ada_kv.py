@@ -33,6 +33,7 @@ class AdaKV:
         return [counts[first : first + heads] for first in range(0, len(counts), heads)]
 
     def of_heads(self, scores: Float[Tensor, "g n"], kept: int, size: int) -> list[int]:
+        """Return how many of the ``kept`` best entries each head has, where its best are safe: a share of ``size``."""
         safe = max(1, int(size * self.share))
         ranked = scores.scatter(1, scores.topk(safe, 1).indices, torch.inf)
         best = ranked.flatten().topk(kept).indices // scores.shape[1]

@@ -36,7 +36,8 @@ class EvictionPolicy:
 
     uses_attention: bool = True  # False: the memory does not report attention to the policy
     needs_keys: ClassVar[bool] = False  # True: scores depend on the stored keys, which a recorded run lacks
-    needs_entries: ClassVar[bool] = False  # True: the blocks that it observes also say what their queries would see later
+    # True: the blocks that it observes also say what their queries would see later; for policies that are scored by steps.
+    needs_entries: ClassVar[bool] = False
     keeps_newest: bool = False  # True: always keeps the last entries, without gaps
     can_be_guided: bool = False  # True: scores are of attention whenever it was paid, so that a question can decide them
     # What the scores depend on as long as nothing is evicted: every step, as it came (steps); all queries, in whatever steps

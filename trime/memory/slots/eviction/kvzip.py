@@ -39,7 +39,7 @@ class KVzip(LRAMax):
         return super().accumulate(summary, block) if self.uses_attention else EvictionPolicy.accumulate(self, summary, block)
 
     def update_scores(self, ranking: Ranking, summary: Summary) -> Float[Tensor, "b m"]:
-        """Return the largest score of all questions."""
+        """Return for each entry [b m] the most that a query of any question has given it; others keep the scores they have."""
         before = ranking.score.masked_fill(~ranking.attended, -torch.inf)
         return torch.where(summary.attended, torch.maximum(summary.value, before), ranking.score)
 
