@@ -40,7 +40,7 @@ def test_translations_are_ranked_by_bleu() -> None:
     groups = grouped(runs)
     kind, order = rank_groups(groups)
     values = [group.values("test", kind) for group in order]
-    assert kind == "BLEU" and [group.name for group in order] == ["a", "b"] and values == [[30.0], [35.0]]
+    assert kind == "BLEU" and [group.name for group in order] == ["b", "a"] and values == [[35.0], [30.0]]
     _, (line,) = order_table(groups, {"paper": {"a": [1.0], "b": [2.0]}})
     assert line[-1] == "no interval", "BLEU whose parts were not kept is not judged by perplexity"
 
@@ -203,7 +203,7 @@ def test_results_that_are_no_numbers_are_named_and_rank_last(tmp_path: Path) -> 
     runs = [made("a", 0, [4.0] * 12), made("broken", 0, [math.nan] * 12), made("b", 0, [3.0] * 12)]
     groups = grouped(runs)
     _, lines = compare_table(groups, "a", {})
-    assert [line[0] for line in lines] == ["broken", "a", "b"] and lines[0][1:3] == ["not finite"] * 2
+    assert [line[0] for line in lines] == ["b", "a", "broken"] and lines[2][1:3] == ["not finite"] * 2
     assert "nan" not in f"{lines}{run_table(scored(runs[1]))}"
     (note,) = [note for note in text_notes(scored(runs[1])) if "NaN" in note]
     assert note.startswith("Results of vocabulary are not finite")

@@ -19,24 +19,30 @@ from trime.errors import UserError
 OVERVIEW = """\
 TRIME Lab: train, compare and use language models with local, long-term and external memory.
 
-  python cli.py experiment=NAME [size=tiny|small|paper] [GROUP=CHOICE] [KEY=VALUE] ...
-  python cli.py -m experiment=vanilla,trime seed=0,1,2     every combination
-  python cli.py --help TOPIC                               a section, a group or a setting; here are all of them
+  python cli.py experiment=NAME [SETTING=VALUE] ...         one run; the same command resumes it
+  python cli.py -m experiment=vanilla,trime seed=0,1,2      every combination, and a table of all
+
+Experiments (all of them: --help experiment):
+  trime, trime_long, trime_ext                              TRIME with local, long-term and external memory
+  trime_all, trime_all_ngram                                every memory at test, and n-grams
+  vanilla, cache, cache_long, knn_lm, knn_lm_cache, ngram_lm   baselines
+  memorizing, transformer_xl, srupp, trime_xl               memories inside the model
+  decoder_memory model.name=DIR dataset.path=DIR            your decoder with memories of your text
+  attendre_train_small, attendre_decoder                    evicting memories that answer questions
+  mt_vanilla, knn_mt, trime_mt                              translation
+  reproduce/table2/trime                                    a row of the paper's tables, at its scale
+
+Settings that people change:
+  dataset=folder dataset.path=DIR   your own text files     size=tiny|small|paper    of model, batches and training
+  train.updates=N                   length of training      seed=0                   of everything drawn
+  evaluate.tokens=N                 score less text         datastore.tokens=N       a smaller store
+  index=exact                       no approximation        logger=csv|none          without W&B
+  report.baseline=vanilla           beside that one         paths.outputs=DIR        where results go
+  stages=[report] report.runs='outputs/runs/**'             one table of finished runs
 
 {topics}
-
-Stages, in order (stages=[fit,encode] runs some of them; what exists is not made again):
-  import prepare pack fit encode datastore tune evaluate report
-and by name: audit, export, generate, init_small, train_small, answer, record, replay, plan; list, disk, prune, ledger
-
-Often changed:
-  dataset=folder dataset.path=DIR   your own text files      train.updates=N     length of training
-  evaluate.tokens=N                 score less text          datastore.tokens=N  a smaller store
-  index=exact                       no approximation         logger=csv|none     without W&B; logger.offline=false: online
-  stages=[report] report.runs='outputs/runs/**'              one table of several runs
-  checkpoint=FILE dictionary=dict.txt                        a released fairseq checkpoint instead of training
-  experiment=reproduce/table2/trime                          a row of the paper's tables, at its scale
-  --cfg job                                                  print the whole configuration"""
+Stages, in order (stages=[fit,encode] runs some): import prepare pack fit encode datastore tune evaluate report; by name: audit,
+export, generate, init_small, train_small, answer, record, replay, plan; of all runs: list, disk, prune, ledger"""
 
 
 class Entry(NamedTuple):
@@ -83,7 +89,8 @@ def help_text(topic: str | None = None) -> str:
             "Groups": [name for name in chosen if "/" not in name],
         }
         lines = [textwrap.fill(f"{title}: {', '.join(each)}", 120) for title, each in names.items()]
-        return OVERVIEW.format(topics="\n".join(lines))
+        topics = ["The rest (--help TOPIC explains one; --cfg job prints all values):", *lines]
+        return OVERVIEW.format(topics="\n".join(topics))
     lines = [*lines_of_settings(topic, known), *lines_of_group(topic, chosen)]
     if not lines and (group := topic.rpartition(".")[2]) in chosen:  # as model.backbone
         lines = [f"{topic}: its settings are those of the choice", *lines_of_group(group, chosen)]

@@ -7,6 +7,7 @@ share; the command reads them at the end.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shlex
@@ -85,6 +86,7 @@ class Jobs:
         self.describe = describe
         self.results: list[JobResult] = []
         self.seconds: list[float | None] = []  # None for a run that was complete already, or failed
+        self.shown: set[str] = set()  # warnings of a sweep
 
     def __call__(self, config: DictConfig) -> float | None:
         """Run one job; return its loss, which sweepers minimise. If it fails, the other jobs still run."""
@@ -92,6 +94,8 @@ class Jobs:
         started, runs = time.perf_counter(), 0 if in_worker else runs_of_sweep()
         if runs > 1 and not self.seconds:
             print(f"{runs} runs; those that share a model train it once, and each says how long the rest will take", flush=True)
+        if runs > 1:
+            show_news_alone(self.shown)
         result = self.run(config)
         self.seconds.append(time.perf_counter() - started if result.made else None)
         if runs > 1:
@@ -119,6 +123,20 @@ class Jobs:
             return JobResult(number, error=message)
         overrides, folders = tuple(HydraConfig.get().overrides.task), tuple(map(str, outcome.folders))
         return JobResult(number, OmegaConf.to_yaml(config), None, folders, outcome.loss, overrides, outcome.made)
+
+
+def show_news_alone(shown: set[str]) -> None:
+    """Let the screen show warnings alone, each once in a sweep; ``shown`` are those so far. The run's log has all messages."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if record.levelno < logging.WARNING or message in shown:
+            return False
+        shown.add(message)
+        return True
+
+    for handler in logging.getLogger("trime").handlers:
+        handler.addFilter(is_news)
 
 
 def report_jobs(results: Sequence[JobResult]) -> None:
@@ -155,6 +173,8 @@ def report_best(results: Sequence[JobResult]) -> None:
 
 def runs_of_sweep() -> int:
     """Return how many runs the sweep has that is running, with the choices of its table; 0 for a search and a single run."""
+    if not HydraConfig.initialized():
+        return 0
     hydra_config = HydraConfig.get()
     if hydra_config.mode != RunMode.MULTIRUN or not hydra_config.sweeper._target_.endswith(".BasicSweeper"):
         return 0

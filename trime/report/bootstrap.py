@@ -52,6 +52,11 @@ def difference(one: Group, other: Group) -> Difference:
     return paired_bootstrap(np.array(sides), one.row.metric_name)
 
 
+def measured_difference(one: Group, other: Group) -> Difference | None:
+    """Return the difference of two groups in what they are judged by: BLEU if they translate, else the metric of a loss."""
+    return difference(one, other) if one.row.bleu is None else bleu_difference(one, other)
+
+
 def interval_of(group: Group) -> tuple[float, float] | None:
     """Return the 95 % interval of a group's test result, by bootstrap over documents and seeds; None if they are too few."""
     losses = [run.row.documents for run in group.runs]

@@ -14,23 +14,23 @@ from omegaconf import DictConfig
 
 from trime.common.io import plain
 from trime.report import tables
-from trime.report.bootstrap import bleu_difference, difference, interval_of
+from trime.report.bootstrap import bleu_difference, difference, interval_of, measured_difference
 from trime.report.canvas import BLUE, GREY, Panel, canvas, draw_dots, finish_size_axis, line_style, save_panels, save_picture
 from trime.report.figures import Figure, sizes_panel
 from trime.report.groups import Group, baseline_of, comparable, group_labels, group_runs, metric_names, rank_groups, size_text
 from trime.report.page import Section, picture_sections
 from trime.report.run_result import ScoredRun
-from trime.report.tables import Replay, Table
+from trime.report.tables import INTERVAL, Replay, Table
+from trime.report.terminal import runs_lines
 
 # By the title of a set of published results and the experiment's name: dev and test, or test alone.
 PublishedResults = dict[str, dict[str, list[float]]]
-INTERVAL = "vs {}, 95 % interval"  # the column of differences to a baseline
 PUBLISHED_NOTE = (
     "Columns with * hold results published for the papers' texts and larger budgets, dev / test or test alone: compare their "
     "order."
 )
 VERDICTS = {
-    "agrees": "agree with the paper in sign",
+    "agrees": "agree with them in sign",
     "disagrees": "disagree",
     "no difference shown": "show no difference",
     "no interval": "have no interval",
@@ -52,6 +52,11 @@ class Comparison(NamedTuple):
         return self.runs[0].title
 
     @property
+    def lines(self) -> str:
+        """Return the table as it is printed."""
+        return runs_lines(self.table, metric_names(self.runs), self.against)
+
+    @property
     def footnotes(self) -> list[str]:
         """Return how the table's columns and marks are to be read."""
         units, header = " or ".join(sorted({units_of(group) for group in self.groups})), self.table.header
@@ -65,20 +70,24 @@ class Comparison(NamedTuple):
         return [note for note, applies in notes.items() if applies]
 
     @property
+    def notes(self) -> list[str]:
+        """Return what is to be known of the text, of the table's columns and marks, and of the order of pairs."""
+        return [*tables.text_notes(self.runs[0]), *self.footnotes, *filter(None, [self.verdicts])]
+
+    @property
     def verdicts(self) -> str:
         """Return a sentence that counts the verdicts on the order of pairs; nothing if there are no pairs."""
         counts = Counter(line[-1] for line in self.order.lines)
         phrases = ", ".join(f"{counts[name]} {words}" for name, words in VERDICTS.items() if counts[name])
-        return f"Of {len(self.order.lines)} pairs, {phrases}." if phrases else ""
+        return f"Of {len(self.order.lines)} pairs that the papers report too, {phrases}." if phrases else ""
 
     def markdown(self, titled: bool) -> str:
         """Return text, table and notes, under a heading if ``titled``."""
         shown = [f"## {self.title}"] * titled + [tables.text_facts(self.runs[0]), tables.markdown(*self.table).rstrip()]
-        notes = [*tables.text_notes(self.runs[0]), *self.footnotes, *([self.verdicts] if self.verdicts else [])]
-        return "\n\n".join([*shown, *notes]) + "\n"
+        return "\n\n".join([*shown, *self.notes]) + "\n"
 
     def sections(self, figures: dict[str, Figure]) -> list[Section]:
-        note = " ".join([f"{tables.text_facts(self.runs[0])}. The worst run comes first.", *tables.text_notes(self.runs[0])])
+        note = " ".join([f"{tables.text_facts(self.runs[0])}. The best run comes first.", *tables.text_notes(self.runs[0])])
         results: Panel = partial(compare_panel, groups=self.groups)
         panels = [results, *policies_panels(self.groups), *curves_panels(self.runs)]
         sections = [Section(self.title, note, [self.table], footnotes=self.footnotes)]
@@ -181,7 +190,7 @@ def order_table(groups: list[Group], published: PublishedResults) -> Table:
             if not comparable(one, other):
                 continue
             paper, text, verdict = rows[one.name][-1] - rows[other.name][-1], "", "no interval"
-            if measured := difference(one, other) if one.row.bleu is None else bleu_difference(one, other):
+            if measured := measured_difference(one, other):
                 text = f"{measured.value:+.2f} {measured.interval}"
                 if measured.significant:
                     verdict = "agrees" if measured.value * paper > 0 else "disagrees"
@@ -204,7 +213,7 @@ def compare_picture(texts: list[list[Group]], path: Path) -> Path:
 
 
 def compare_panel(axis: Any, groups: list[Group]) -> None:
-    """Draw the last row of each group, the worst first, with its 95 % interval and a dot for each seed."""
+    """Draw the last row of each group, the best first, with its 95 % interval and a dot for each seed."""
     metric, groups = rank_groups(groups)
     groups = [group for group in groups if np.isfinite(group.mean("test", metric))] or groups
     colours = []

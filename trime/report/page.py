@@ -52,6 +52,16 @@ def write_page(page: Page, path: Path) -> Path:
     return path
 
 
+def place_of(page: Path) -> str:
+    """Return the last line of a run or a sweep: where its page is, and what lies beside it."""
+    kinds: dict[str, list[str]] = {}
+    for file in sorted(page.parent.iterdir()):
+        if file.is_file() and file != page:
+            kinds.setdefault(file.stem, []).append(file.suffix)
+    names = [f"{stem}{'|'.join(suffixes)}" for stem, suffixes in kinds.items()]
+    return f"page: {page}" + (f"\nbeside it: {', '.join(names)}" if names else "")
+
+
 def picture_sections(title: str, panels: list[Panel], note: str = "") -> list[Section]:
     """Return a section of panels as a list, which is empty if there are no panels."""
     return [Section(title, note, pictures=[draw_svg(panel) for panel in panels])] if panels else []

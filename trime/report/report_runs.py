@@ -17,14 +17,15 @@ from trime.common.io import plain, write_atomically
 from trime.errors import UserError
 from trime.report.answers import answers_panels, answers_table, depth_panels, policies_table
 from trime.report.canvas import save_panels
-from trime.report.comparison import compare_picture, compare_runs, curves_panels, joined_table, policies_panels
+from trime.report.comparison import PUBLISHED_NOTE, compare_picture, compare_runs, curves_panels, joined_table, policies_panels
 from trime.report.figures import configured_figures
 from trime.report.frontier import report_frontier
 from trime.report.groups import split_by, split_by_mixture
-from trime.report.page import Page, Section, commands_section, picture_sections, write_page
+from trime.report.page import Page, Section, commands_section, picture_sections, place_of, write_page
 from trime.report.results import distinct_runs, keep_results
 from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, scored_runs
 from trime.report.tables import markdown, to_csv
+from trime.report.terminal import answers_lines, answers_verdict, ending, runs_verdict
 
 POLICIES_NOTE = (
     "Share of questions answered, %, with Wilson's 95 % interval; which answers count is answering.counts of each run."
@@ -96,19 +97,17 @@ def run_facts(runs: Sequence[RunResult]) -> list[str]:
 
 
 def report_answering(runs: list[AnsweringRun], folder: Path, command: str | None) -> None:
-    """Write and print tables, pictures and page of question-answering runs: all of them, and by policy if there are several."""
+    """Write tables, pictures and page of question-answering runs, all of them and by policy; print table and verdict."""
     table, policies, panels, depths = answers_table(runs), policies_table(runs), answers_panels(runs), depth_panels(runs)
     write_atomically(folder / "answers.md", markdown(*table))
     write_atomically(folder / "answers.csv", to_csv(*table))
-    print(f"\n{markdown(*table)}\ntable: {folder / 'answers.md'}, {folder / 'answers.csv'}")
     if len(policies.header) > 2 or len(policies.lines) > 1:
         text = f"{markdown(*policies)}\n{POLICIES_NOTE}\n"
         write_atomically(folder / "policies.md", text)
-        print(f"\n{text}")
     if panels:
-        print(f"by memory size: {save_panels(panels, folder / 'policies.png')}")
+        save_panels(panels, folder / "policies.png")
     if depths:
-        print(f"by depth and length: {save_panels(depths, folder / 'depth.png', height=DEPTH_HEIGHT)}")
+        save_panels(depths, folder / "depth.png", height=DEPTH_HEIGHT)
     sections = [
         Section("Eviction policies", POLICIES_NOTE, [policies]),
         *picture_sections("By memory size", panels),
@@ -116,11 +115,12 @@ def report_answering(runs: list[AnsweringRun], folder: Path, command: str | None
         Section("Runs", "The best run comes first.", [table], folded=len(runs) > MANY_RUNS),
         commands_section(runs, command),
     ]
-    print(f"page: {write_page(Page(folder.name, run_facts(runs), sections, ['answers.csv']), folder / 'answers.html')}")
+    page = write_page(Page(folder.name, run_facts(runs), sections, ["answers.csv"]), folder / "answers.html")
+    print(ending(answers_lines(runs), answers_verdict(runs), (), place_of(page)))
 
 
 def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, command: str | None) -> None:
-    """Write and print table, pictures and page of language models and translations, each text in a section of its own."""
+    """Write table, pictures and page of language models and translations, by text; print tables and verdicts."""
     figures = configured_figures(settings.figures)
     texts = split_by(split_by_mixture(runs), lambda run: run.text)
     by_name = sorted(texts, key=lambda of_text: tuple(map(str, of_text[0].text)))
@@ -132,18 +132,21 @@ def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, com
     text = "\n".join(comparison.markdown(titled=len(comparisons) > 1) for comparison in comparisons)
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", to_csv(*joined_table(comparisons)))
-    print(f"\n{text}\ntable: {folder / 'table.md'}, {folder / 'table.csv'}")
     if orders := [f"{comparison.title}:\n\n{markdown(*comparison.order)}" for comparison in comparisons if comparison.verdicts]:
         write_atomically(folder / "order.md", "\n".join(orders))
-        print(f"order of the papers: {folder / 'order.md'}")
-    print(f"picture: {compare_picture([comparison.groups for comparison in comparisons], folder / 'picture.png')}")
+    compare_picture([comparison.groups for comparison in comparisons], folder / "picture.png")
     if panels := [panel for comparison in comparisons for panel in curves_panels(comparison.runs)]:
-        print(f"sizes of long memory: {save_panels(panels, folder / 'memory_size.png')}")
+        save_panels(panels, folder / "memory_size.png")
     if panels := [panel for comparison in comparisons for panel in policies_panels(comparison.groups)]:
-        print(f"policies: {save_panels(panels, folder / 'policies.png')}")
+        save_panels(panels, folder / "policies.png")
     for name, figure in figures.items():
         if panels := [panel for comparison in comparisons for panel in figure.comparison_panels(comparison.runs)]:
-            print(f"{name}: {save_panels(panels, folder / f'{name}.png', folder.name)}")
+            save_panels(panels, folder / f"{name}.png", folder.name)
     sections = [section for comparison in comparisons for section in comparison.sections(figures)]
-    page = Page(folder.name, run_facts(runs), [*sections, commands_section(runs, command)], ["table.csv", "order.md"])
-    print(f"page: {write_page(page, folder / 'page.html')}")
+    content = Page(folder.name, run_facts(runs), [*sections, commands_section(runs, command)], ["table.csv", "order.md"])
+    page = write_page(content, folder / "page.html")
+    lines = "\n".join(comparison.lines for comparison in comparisons)
+    best = " ".join(runs_verdict(comparison.groups) for comparison in comparisons)
+    # Published results stand in the files alone, and a note that several texts share is said once.
+    notes = dict.fromkeys(note for comparison in comparisons for note in comparison.notes if note != PUBLISHED_NOTE)
+    print(ending(lines, best, notes, place_of(page)))

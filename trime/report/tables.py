@@ -22,6 +22,7 @@ INTERVAL_CELL = re.compile(r"([-+]?[\d.]+) (?:\[([-+]?[\d.]+), ([-+]?[\d.]+)\]|o
 PAIR_CELL = re.compile(r"(?:([\d.]+) / )?([\d.]+)$")  # published results: dev / test, or test alone
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 PROCESSOR_TIME = "processor ms/token"  # elapsed time would count what else the machine was doing
+INTERVAL = "vs {}, 95 % interval"  # the column of differences to a baseline
 EDGE = "‡"  # marks a row with a tuned setting at the edge of its grid
 EDGE_NOTE = (
     f"{EDGE} The best setting lies at the edge of its grid. A wider one may hold a better: for λ 0.02, for instance, "
@@ -141,6 +142,8 @@ def mark_edge(name: str, rows: Iterable[Row]) -> str:
 def run_table(run: ScoredRun) -> Table:
     """Return a run's table: each row on test and dev, with dev's tokens where rows have other ones (by mixture.tokens)."""
     columns: list[dict[str, str]] = []
+    first = run.metrics["test"][0]
+    against = INTERVAL.format(first.memories)
     for dev, test in zip(run.metrics["valid"], run.metrics["test"], strict=True):
         edges = {name: EDGE * (name in dev.at_grid_edge) for name in test.tuned}
         tuned = [f"{SYMBOLS.get(name, name)} {value:g}{edges[name]}" for name, value in test.tuned.items()]
@@ -150,6 +153,7 @@ def run_table(run: ScoredRun) -> Table:
                 "test BLEU": optional(test.bleu, ".2f"),
                 "dev BLEU": optional(dev.bleu, ".2f"),
                 f"test {test.metric_name}": decimals(test.value),
+                against: "" if test is first or test.bleu is not None else str(row_difference(test, first)),
                 f"dev {dev.metric_name}": decimals(dev.value),
                 "tokens": f"{test.tokens:,}",
                 "dev tokens": f"{dev.tokens:,}",
@@ -159,9 +163,14 @@ def run_table(run: ScoredRun) -> Table:
             }
         )
     # Language models have no BLEU, and results of earlier versions no processor time.
-    hidden = {title for title in ("test BLEU", "dev BLEU", PROCESSOR_TIME) if not any(line[title] for line in columns)}
+    hidden = {title for title in ("test BLEU", "dev BLEU", against, PROCESSOR_TIME) if not any(line[title] for line in columns)}
     hidden |= {"dev tokens"} if len({line["dev tokens"] for line in columns}) == 1 else set()
     return table_of(columns, hidden)
+
+
+def row_difference(row: Row, other: Row) -> Difference:
+    """Return the difference of two rows of one run, by paired bootstrap over the documents of test."""
+    return paired_bootstrap(np.array([[row.documents, other.documents]]), row.metric_name)
 
 
 def table_of(lines: list[dict[str, str]], hidden: Iterable[str] = ()) -> Table:

@@ -12,17 +12,19 @@ from omegaconf import OmegaConf
 from trime.common.io import copy_file, plain, write_atomically, write_json
 from trime.lab.provenance import provenance
 from trime.lab.stage import RunOutcome, Stage
+from trime.lab.sweep import runs_of_sweep
 from trime.lab.tracking import log_once
 from trime.report import tables
 from trime.report.answers import AnswerSample, answers_table, kept_panel
 from trime.report.canvas import Panel, save_panels
 from trime.report.comparison import replay_picture
 from trime.report.figures import configured_figures
-from trime.report.page import Page, Section, commands_section, picture_sections, sample_sections, write_page
+from trime.report.page import Page, Section, commands_section, picture_sections, place_of, sample_sections, write_page
 from trime.report.passages import Sample, save_passages
 from trime.report.results import write_results
 from trime.report.run_result import AnsweringRun, AnswerRow, ScoredRun
 from trime.report.tables import Replay, Table
+from trime.report.terminal import answers_lines, answers_verdict, ending, run_lines, run_result, run_verdict
 from trime.stages.analysis.run_analysis import TOKENS
 from trime.stages.collect import collect_results, keep_provenance, made_from
 from trime.stages.evaluate import policy_name
@@ -40,8 +42,8 @@ BASELINE_NOTE = (
 
 
 def report_run(graph: Graph) -> RunOutcome:
-    """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, print the table and the paths, and log
-    the report once to each logger; return the run's loss and folder.
+    """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, print table and verdict, and log the
+    report once to each logger; return the run's loss and folder.
     """
     config, folder = graph.config, graph.run_folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,9 +57,12 @@ def report_run(graph: Graph) -> RunOutcome:
         copy_file(graph.model.path() / "metrics.csv", folder / "metrics.csv")
     if graph.per_token:
         copy_file(graph.per_token.path() / TOKENS, folder / TOKENS)
-    sections = result_sections(run, folder, compared=bool(config.report.baseline))
+    compared = bool(config.report.baseline)
+    sections, is_alone = result_sections(run, folder, compared), runs_of_sweep() < 2
+    if is_alone:  # what follows decorates the results, and may take longer than they did
+        print(f"results: {folder / 'results.json'}", flush=True)
     samples: list[Sample] = []
-    if sampled:  # after the results are written, because drawing may take longer than they did
+    if sampled:
         try:
             sampled.make()
             drawn = sampled.summary()
@@ -87,33 +92,24 @@ def report_run(graph: Graph) -> RunOutcome:
         f"commit {(run.commit or 'unknown')[:12]}",
     ]
     page = write_page(Page(run.name, facts, [*sections, commands_section([run])], files), folder / "page.html")
-    tokens = {TOKENS.partition(".")[0]: folder / TOKENS} if graph.per_token else {}
-    for name, path in (tokens | pictures | {"page": page}).items():
-        print(f"{name}: {path}")
+    whole = ending(run_lines(run), run_verdict(run), notes_of(run, compared), place_of(page))
+    print(whole if is_alone else f"{run_result(run)}, {page}", flush=True)  # a sweep ends with a table of all
     # After all files: what is logged is what the page shows.
     log_once(lambda: graph.loggers, plain(config.logger), folder, run, samples, pictures)
     return RunOutcome(run.dev.loss, (folder,))
 
 
 def result_sections(run: ScoredRun, folder: Path, compared: bool) -> list[Section]:
-    """Write and print the tables of a run; return the sections of its rows and its memories.
+    """Write the tables of a run; return the sections of its rows and its memories.
 
     ``compared``: whether its baseline is run as well.
     """
-    table, has_memories = tables.run_table(run), len(run.metrics["test"]) > 1
-    notes = {
-        BASELINE_NOTE: run.trained_with_memory and has_memories and not compared,
-        tables.FITTED_NOTE: run.is_fitted,
-        tables.EDGE_NOTE: any(row.at_grid_edge for row in run.metrics["valid"]),
-    }
-    footnotes = [note for note, applies in notes.items() if applies]
-    text = "\n".join([tables.markdown(*table), *(f"{note}\n" for note in [*tables.text_notes(run), *footnotes])])
+    table, notes = tables.run_table(run), notes_of(run, compared)
+    text = "\n".join([tables.markdown(*table), *(f"{note}\n" for note in notes)])
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", tables.to_csv(*table))
     note = "The last row is the experiment's own. Temperatures, weights and sizes were tuned on dev; test was scored once."
-    sections = [
-        Section("Results", " ".join([note, *tables.text_notes(run)]), [table], footnotes=footnotes, emphasise_last=True)
-    ]
+    sections = [Section("Results", note, [table], footnotes=notes, emphasise_last=True)]
     further = {"analysis.md": tables.analysis_text(run)} if run.analysis else {}
     if run.subsets:
         title, memories = tables.memories_table(run, run.subsets)
@@ -121,10 +117,17 @@ def result_sections(run: ScoredRun, folder: Path, compared: bool) -> list[Sectio
         sections.append(Section(title, tables.MEMORIES_NOTE, [memories]))
     for name, content in further.items():
         write_atomically(folder / name, content)
-        print(f"\n{content}")
-    print(f"\n{run.name}, seed {run.seed}, on {tables.text_facts(run)}\n\n{text}")
-    print(f"results: {folder / 'results.json'}", flush=True)
     return sections
+
+
+def notes_of(run: ScoredRun, compared: bool) -> list[str]:
+    """Return what is to be known of a run's text and rows; ``compared``: whether its baseline is run as well."""
+    notes = {
+        BASELINE_NOTE: run.trained_with_memory and len(run.metrics["test"]) > 1 and not compared,
+        tables.FITTED_NOTE: run.is_fitted,
+        tables.EDGE_NOTE: any(row.at_grid_edge for row in run.metrics["valid"]),
+    }
+    return [*tables.text_notes(run), *(note for note, applies in notes.items() if applies)]
 
 
 def translations_section(graph: TranslationGraph, run: ScoredRun) -> list[Section]:
@@ -147,7 +150,7 @@ def report_replay(graph: Graph) -> None:
 
 
 def report_answers(graph: Graph) -> RunOutcome:
-    """Write results.json, table, picture and page of an answering run, and print its table."""
+    """Write results.json, table, picture and page of an answering run, and print table and verdict."""
     config, folder = graph.config, graph.answers_folder
     folder.mkdir(parents=True, exist_ok=True)
     run = collect_answers(graph)
@@ -155,20 +158,22 @@ def report_answers(graph: Graph) -> RunOutcome:
     write_results(folder / "results.json", run)
     table = answers_table([run])
     write_atomically(folder / "table.csv", tables.to_csv(*table))
-    print(f"\n{config.name}, seed {config.seed}:\n\n{tables.markdown(*table)}\nresults: {folder / 'results.json'}")
     sampled = AnswerSamples(graph.answer, config.answering.counts, graph.lab)
     sampled.make()
     samples = [AnswerSample(**sample) for sample in sampled.summary()]
     panels: list[Panel] = [partial(kept_panel, sample=sample) for sample in samples]
     if configured_figures(config.report.figures):
-        print(f"kept: {save_panels(panels, folder / 'kept.png', config.name)}")
+        save_panels(panels, folder / "kept.png", config.name)
     note = "In brackets Wilson's 95 % intervals over questions. M and N are entries and waiting queries of each layer's memory."
     sections = [Section("Results", note, [table])]
     for panel, sample in zip(panels, samples, strict=True):
         sections += picture_sections(f"A question that was {sample.judgement}", [panel], sample.note)
     facts = [f"seed {run.seed}", f"split {config.answering.split}", f"commit {(run.commit or 'unknown')[:12]}"]
-    page = Page(run.name, facts, [*sections, commands_section([run])], ["results.json", "config.yaml", "table.csv"])
-    print(f"page: {write_page(page, folder / 'page.html')}")
+    content = Page(run.name, facts, [*sections, commands_section([run])], ["results.json", "config.yaml", "table.csv"])
+    page = write_page(content, folder / "page.html")
+    verdict = answers_verdict([run])
+    whole = ending(answers_lines([run]), verdict, (), place_of(page))
+    print(f"{verdict} {page}" if runs_of_sweep() > 1 else whole, flush=True)
     return RunOutcome(folders=(folder,))
 
 

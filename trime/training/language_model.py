@@ -22,6 +22,8 @@ from trime.models.network import Network, Reader, shard_weights
 from trime.scoring.mixtures.joint import joint_log_prob, memory_share
 from trime.training.schedules import check_scheduler_state, with_schedule
 
+SHOWN = 0.05  # weight of the newest update in the loss that the bar shows
+
 
 @dataclass(frozen=True)
 class UpdateSettings:
@@ -49,6 +51,7 @@ class LanguageModel(pl.LightningModule):
         self.optimizer_factory, self.schedule = optimizer, schedule
         self.targets, self.update_targets = 0, 0
         self.valid_sum, self.valid_count = 0.0, 0
+        self.shown_loss: Tensor | None = None
         self.start_reading()
         self.paused: tuple[Reader, StaleContexts] | None = None
         self.carried: list[list[Tensor]] = []
@@ -104,7 +107,10 @@ class LanguageModel(pl.LightningModule):
         mean = loss.detach() / max(1, count)
         share = share.mean() if count else loss.detach() * 0
         self.log_dict({"train/loss": mean, "train/memory_share": share, "train/lr": self.schedule(self.global_step)})
-        self.log("train/perplexity", mean.exp(), prog_bar=True)
+        self.log("train/perplexity", mean.exp())
+        # A moving average: one batch says little, and the bar shows nothing else.
+        self.shown_loss = mean if self.shown_loss is None else torch.lerp(self.shown_loss, mean, SHOWN)
+        self.log("perplexity", self.shown_loss.exp(), prog_bar=True, logger=False)
         self.log_dict({f"train/{name}": value for name, value in self.network.training_metrics().items()})
         return loss * self.trainer.accumulate_grad_batches  # Lightning divides by it
 

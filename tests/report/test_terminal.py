@@ -1,0 +1,77 @@
+"""What is printed at the end: five columns that fit, the best first, and a verdict that says how sure it is."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.helpers.results import grouped, made, scored
+from trime.lab.sweep import show_news_alone
+from trime.report.comparison import compare_table
+from trime.report.run_result import ScoredRun
+from trime.report.tables import Table
+from trime.report.terminal import WIDTH, ending, fitted, run_lines, run_verdict, runs_lines, runs_verdict
+
+LOSSES = [3.0 + 0.01 * number for number in range(12)]
+
+
+def shifted(name: str, by: float, seed: int = 0) -> dict[str, object]:
+    return made(name, seed, [loss + by for loss in LOSSES])
+
+
+def with_rows(*shifts: float) -> ScoredRun:
+    """Return a run whose rows differ by shifts of every document's loss, the first without memories."""
+    parts = [shifted("m", shift) for shift in shifts]
+    names = ["vocabulary", *(f"vocabulary + {number}" for number in range(1, len(shifts)))]
+    rows = {
+        split: [part["metrics"][split][-1] | {"memories": name} for part, name in zip(parts, names, strict=True)]  # type: ignore[index]
+        for split in ("valid", "test")
+    }
+    return scored(parts[0] | {"metrics": rows})
+
+
+def test_long_cells_wrap_and_nothing_is_cut_off() -> None:
+    label = "trime model.backbone.layers=[" + ",".join(map(str, range(60))) + "]"
+    text = fitted(Table(["run", "test", "hidden", "vs"], [[label, "1.00", "x", "-0.5 [-0.6, -0.4]"]]), ["run", "test", "vs"])
+    assert max(map(len, text.splitlines())) <= WIDTH and "hidden" not in text and "-0.5 [-0.6, -0.4]" in text
+    assert label.replace(" ", "") in "".join(line.split("  ")[0].strip() for line in text.splitlines()[2:]).replace(" ", "")
+
+
+def test_the_best_row_comes_first_and_the_verdict_is_on_the_last() -> None:
+    run = with_rows(0.0, -0.2, -0.1)
+    lines = run_lines(run).splitlines()
+    assert [line.split("  ")[0] for line in lines[2:]] == ["vocabulary + 1", "vocabulary + 2", "vocabulary"]
+    verdict = run_verdict(run)
+    assert f"test perplexity {run.row.value:.2f}, -" in verdict and verdict.endswith("against the model without memories.")
+
+
+def test_a_verdict_says_how_sure_it_is() -> None:
+    sure = runs_verdict(grouped([shifted("a", 0.0), shifted("b", -0.1), shifted("c", 0.3)]))
+    assert ", b has the best test perplexity" in sure and "against a" in sure
+    noise = made("d", 0, [loss + (0.3 if number % 2 else -0.31) for number, loss in enumerate(LOSSES)])
+    assert "no difference from a is shown" in runs_verdict(grouped([shifted("a", 0.0), noise]))
+    few = runs_verdict(grouped([made("a", 0, [3.0, 3.1]), made("b", 0, [2.9, 3.0])]))
+    assert "2 parts are too few for a verdict" in few
+    assert runs_verdict(grouped([shifted("a", 0.0)])).endswith(
+        f"test perplexity {grouped([shifted('a', 0.0)])[0].mean('test'):.2f}."
+    )
+
+
+def test_a_comparison_has_at_most_five_columns() -> None:
+    groups = grouped([shifted(name, by, seed) for name, by in (("vanilla", 0.1), ("trime", 0.0)) for seed in (0, 1)])
+    text = runs_lines(compare_table(groups, "vanilla", {"paper": {"trime": [1.0]}}), "perplexity", "vanilla")
+    header, _, best, worst = text.splitlines()
+    assert "paper" not in text and header.split("  ")[0] == "run" and best.startswith("trime") and worst.startswith("vanilla")
+    printed = ending(text, "A verdict. " * 20, ["A note. " * 20], "page: p")
+    assert max(map(len, printed.splitlines())) <= WIDTH and printed.endswith("page: p")
+
+
+def test_a_sweep_shows_each_warning_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    log, shown = logging.getLogger("trime"), set[str]()
+    for _ in range(2):  # Hydra makes the handlers anew for each run
+        monkeypatch.setattr(log, "handlers", [logging.StreamHandler()])
+        show_news_alone(shown)
+        log.warning("few documents")
+        log.info("made something")
+    assert capsys.readouterr().err == "few documents\n"
