@@ -31,11 +31,11 @@ in_a_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get 
 MEASURE = """
 const frame = document.querySelector("iframe");
 frame.addEventListener("load", () => {
-  const page = frame.contentDocument, root = page.documentElement, tokens = [...page.querySelectorAll(".token")];
-  const open = () => [...page.querySelectorAll(".details")].map((one) => !one.hidden);
+  const page = frame.contentDocument, root = page.documentElement, tokens = [...page.querySelectorAll(".annotated [role]")];
+  const open = () => tokens.map((one) => one.getAttribute("aria-pressed") === "true");
   const before = open();
   tokens[0]?.click();
-  const shown = page.querySelectorAll("h1, h2, pre, .note, .passage, figure svg, .wide");
+  const shown = page.querySelectorAll("h1, h2, pre, .note, aside, figure svg, .wide");
   const boxes = [...shown].map((one) => one.getBoundingClientRect());
   document.body.textContent = JSON.stringify({
     width: root.clientWidth, content: root.scrollWidth, height: root.scrollHeight, before, after: open(),

@@ -19,8 +19,8 @@ from trime.config.check import checked
 from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
 from trime.config.schema import Generate
 from trime.data import tokenizers
-from trime.decoding.generation import AttributedToken
 from trime.errors import UserError
+from trime.stages.explorer import serve
 from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
 from trime.stages.graph import Graph
 from trime.stages.samples.writers import GeneratedToken, Writer
@@ -128,7 +128,7 @@ class LoadedModel:
         if unknown := settings.keys() - generate.keys():
             raise UserError(f"there is no setting {', '.join(sorted(unknown))}: choose from {', '.join(generate)}")
         checked(Generate, plain(generate) | settings, "generate")
-        self.writer.restart(OmegaConf.merge(generate, settings))  # type: ignore[arg-type]
+        self.writer.restart(settings)
         return self.writer
 
     def score(self, texts: str | Iterable[str]) -> list[list[GeneratedToken]]:
@@ -141,16 +141,10 @@ class LoadedModel:
             raise UserError(f"a text is of type {type(text).__name__}: pass a str")
         return self.writer.token_ids(text)
 
-    @torch.no_grad()
     def attribute(self, text: str, entries: int = 3) -> list[GeneratedToken]:
         """Return the tokens of a text as ``score`` does, each with the memory entries that contributed most; this is slower."""
         check_number("entries", entries, at_least=0, whole=True)
-        ids, writer, scored = self.token_ids(text), self.start(), []
-        for token in ids:
-            attribution, seen = writer.continuation.next()
-            scored.append(writer.describe_step(AttributedToken(token, attribution, seen), entries))
-            writer.continuation.read([token])
-        return scored
+        return [*self.start().explain(self.token_ids(text), entries)]
 
     def log_likelihood(self, text: str) -> float:
         """Return the log-probability of a text in nats, the sum over its tokens."""
@@ -186,6 +180,13 @@ class LoadedModel:
             if reached := [text.index(end) for end in ends if end in text]:
                 return text[: min(reached)]
         return text
+
+    def serve(self, port: int = 0) -> None:
+        """Show a page on this machine on which one types a text and sees what the memories know, until it is interrupted.
+
+        ``port`` 0 is one that is free; the page's address is printed.
+        """
+        serve(self.writer, port)
 
     def explain(self, prompt: str, max_new_tokens: int = 20, entries: int = 3, **settings: Any) -> list[GeneratedToken]:
         """Return the generated tokens with the parts of their probability and the entries that contributed most."""

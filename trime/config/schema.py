@@ -266,6 +266,13 @@ class Generate(Section):
     entries: Size = setting(3, "entries of memories that explain=true lists per token")
 
 
+@dataclass(frozen=True)
+class Serve(Section):
+    """Settings of stages=[serve]."""
+
+    port: Size = setting(8000, "of the page on this machine; 0: one that is free")
+
+
 class SmallQuestions(TypedDict, total=False):
     """Settings of the questions that a small model learns from; others of conf/questions may be added."""
 
@@ -510,6 +517,7 @@ class Settings(Section):
     replay: Replay = section(Replay)
     frontier: Frontier = section(Frontier, free=True)
     generate: Generate = section(Generate, free=True)
+    serve: Serve = section(Serve, free=True)
     small: Small = section(Small)
     answering: Answering = section(Answering)
     translation: Translation = section(Translation)

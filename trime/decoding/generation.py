@@ -91,6 +91,7 @@ class Continuation:
         self.network, self.row, self.memories = network, row, memories
         self.windows, self.start, self.scaled_interpolation = windows, start, scaled_interpolation
         self.vocabulary = vocabulary  # number of tokens: an output layer may have more rows
+        self.silent: frozenset[str] = frozenset()  # memories that propose nothing
         self.device = next(network.parameters()).device
         network.record_attention()
         self.restart()
@@ -196,6 +197,7 @@ class Continuation:
         if self.history and self.history_length < len(self.tokens):
             self.update_history(window._replace(contexts=window.contexts.take(slice(0, -1))))
         entries = {name: self.memories[name].entries(window) for name in sorted(self.row.memories)}
+        entries |= {name: without_entries(entries[name]) for name in self.silent & entries.keys()}
         any_token = torch.zeros(1, dtype=torch.long, device=self.device)
         mass = self.network.vocabulary_mass(self.f[-1:], any_token)
         vocabulary = self.network.head.log_probs(self.f[-1:])[0].double() + mass.total.double()
@@ -269,6 +271,12 @@ def contexts_at(encoding: Encoding, targets: list[int], begin: int, number: int)
     position = torch.arange(begin, begin + len(g), device=g.device)
     positions = TokenPosition(torch.zeros_like(position), torch.full_like(position, number), position)
     return Contexts(g, torch.tensor(targets, device=g.device), positions)
+
+
+def without_entries(entries: Entries) -> Entries:
+    """Return the entries of a memory as those of an empty one."""
+    counts = None if entries.counts is None else torch.full_like(entries.counts, -torch.inf)
+    return entries._replace(similarity=torch.full_like(entries.similarity, -torch.inf), counts=counts)
 
 
 def top_attention(step: AttributedToken, count: int) -> list[tuple[str, float, int]]:

@@ -14,7 +14,7 @@ from trime.common.metrics import mean_over_seeds
 from trime.report.run_result import VOCABULARY
 
 BLUE, GREY, ORANGE, LINES = "#2a6f97", "#9aa5b1", "#d9772b", "#e3e7ec"
-MEMORY_COLOURS = (BLUE, "#5fa3c7", ORANGE, "#6a4c93", "#b08ccf")
+MEMORY_COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#009E73", "#CC79A7")  # of Okabe and Ito: colour-blind eyes tell them apart
 LINE_COLOURS = (  # of Okabe and Ito, then of Tol's muted scheme; black and grey have meanings of their own
     *("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7"),
     *("#882255", "#999933", "#332288", "#661100", "#117733", "#F0E442"),

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
-
 from trime.common.io import write_atomically
+from trime.report.annotated import annotated, rendered
 from trime.report.canvas import Panel, draw_svg, memory_colours
-from trime.report.passages import Sample, part_texts
+from trime.report.passages import Sample, SampledToken
 from trime.report.run_result import VOCABULARY, RunResult
 from trime.report.tables import Table
 
+BESIDE = (".csv", ".json", ".jsonl", ".md", ".pdf", ".png", ".svg", ".yaml")  # kinds of files that are named beside a page
 SHOWN_BEFORE = 400  # characters of the text before a passage
 
 
@@ -47,8 +47,7 @@ class Page:
 def write_page(page: Page, path: Path) -> Path:
     """Write a page as one file that needs no other; all text is escaped. Return its path."""
     files = [name for name in page.files if (path.parent / name).is_file()]
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
-    write_atomically(path, environment.get_template("page.html").render(page=page, files=files))
+    write_atomically(path, rendered("page.html", page=page, files=files))
     return path
 
 
@@ -56,7 +55,7 @@ def place_of(page: Path) -> str:
     """Return the last line of a run or a sweep: where its page is, and what lies beside it."""
     kinds: dict[str, list[str]] = {}
     for file in sorted(page.parent.iterdir()):
-        if file.is_file() and file != page:
+        if file.suffix in BESIDE and file != page:
             kinds.setdefault(file.stem, []).append(file.suffix)
     names = [f"{stem}{'|'.join(suffixes)}" for stem, suffixes in kinds.items()]
     return f"page: {page}" + (f"\nbeside it: {', '.join(names)}" if names else "")
@@ -72,32 +71,23 @@ def sample_sections(samples: list[Sample], content: str) -> list[Section]:
     if not samples:
         return []
     note = (
-        f"{content} by {samples[0].row}. A token has the colour of the memory that contributed most; the darker it "
-        "is, the larger the share of all memories. Select one to see each share and the entries that contributed most."
+        f"{content} by {samples[0].row}. The higher the colour under a token, the larger the share of its probability that "
+        "came from memories; the colour is that of the memory that gave most. Choose a token to see its parts and its sources."
     )
+    colours = {name: colour for name, colour in memory_colours(samples[0].tokens[0].parts).items() if name != VOCABULARY}
     passages = []
     for sample in samples:
-        tokens: list[dict[str, Any]] = []
-        opened = max(sample.tokens, key=lambda token: token.from_memories)  # its details are shown until another is selected
-        for token in sample.tokens:
-            colours, whole = memory_colours(token.parts), token.probability or 1
-            details: dict[str, Any] = {
-                "open": token is opened,
-                "shown": token.shown,
-                "text": "end of line" if "\n" in token.text else token.text.strip() or "space",
-                "probability": token.probability,
-                "colour": token.colour,
-                "share": token.share,
-                "split": ", ".join(part_texts(token.parts, token.agreeing)),
-                "entries": sorted(token.entries, key=lambda entry: entry.memory != token.largest),
-                "bars": [{"width": 100 * part / whole, "colour": colours[name]} for name, part in token.parts.items()],
-            }
-            tokens.append(details)
+        opened = first_shown(sample.tokens)
         shown = sample.before[-SHOWN_BEFORE:]
         before = ("… " if shown != sample.before else "") + shown
+        tokens = [annotated(token, colours, token is opened) for token in sample.tokens]
         passages.append({"document": sample.document, "before": before, "tokens": tokens})
-    legend = {name: colour for name, colour in memory_colours(samples[0].tokens[0].parts).items() if name != VOCABULARY}
-    return [Section("Samples with their memories", note, passages=passages, colours=legend)]
+    return [Section("Samples with their memories", note, passages=passages, colours=colours)]
+
+
+def first_shown(tokens: Sequence[SampledToken]) -> SampledToken:
+    """Return the token whose sources are shown first: of those that are words, the one that owes most to memories."""
+    return max(tokens, key=lambda token: (token.text.strip().isalpha() and len(token.text.strip()) > 2, token.from_memories))
 
 
 def commands_section(runs: Sequence[RunResult], command: str | None = None) -> Section:

@@ -20,7 +20,6 @@ from trime.common.identity import Free
 from trime.common.io import plain, write_atomically, write_json
 from trime.common.progress import Progress
 from trime.data.corpus import evenly_spaced
-from trime.decoding.generation import AttributedToken
 from trime.decoding.translator import Translator
 from trime.lab.artefact import Artefact, Lab
 from trime.stages.generate import extend_shown
@@ -66,12 +65,7 @@ class Samples(Artefact):
         """Return a passage whose tokens are annotated with their attribution, given the tokens before it."""
         writer = Writer(self.graph)
         writer.continuation.read(before)
-        described = []
-        for token in tokens:
-            attribution, entries = writer.continuation.next()
-            step = AttributedToken(token, attribution, entries, writer.continuation.network.attention_trace())
-            described.append(writer.describe_step(step, self.entries))
-            writer.continuation.read([token])
+        described = [*writer.explain(tokens, self.entries)]
         texts = (writer.text(before + tokens[:count]) for count in range(1, len(tokens) + 1))
         annotated = annotate(described, texts, writer.text(before))
         name = self.graph.evaluated_corpus.corpus().names("test")[document]

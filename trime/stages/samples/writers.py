@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 
 from trime.common.io import plain
 from trime.data.datasets.base import lines_of
@@ -186,10 +186,15 @@ class Writer:
         self.settings = config.generate
         self.written: list[int] = []
 
-    def restart(self, settings: DictConfig) -> None:
+    @property
+    def memories(self) -> list[str]:
+        """Return the names of the row's memories, in order."""
+        return [name for name in self.graph.config.test_memories if name in self.row.memories]
+
+    def restart(self, settings: Mapping[str, Any]) -> None:
         """Forget the text that was read and written; the next one is written with these settings of ``generate``."""
         self.continuation.restart()
-        self.settings, self.written = settings, []
+        self.settings, self.written = OmegaConf.merge(self.graph.config.generate, settings), []
 
     def read(self, prompt: str) -> list[int]:
         """Read a prompt; return its tokens."""
@@ -207,6 +212,15 @@ class Writer:
                 scored.append(GeneratedToken(self.text([ids[len(scored)]]), value, shares, []))
         self.continuation.restart()
         return scored
+
+    @torch.no_grad()
+    def explain(self, ids: list[int], entries: int) -> Iterator[GeneratedToken]:
+        """Yield the tokens of a text that goes on here, each with at most ``entries`` entries of each kind, and read them."""
+        for token in ids:
+            attribution, seen = self.continuation.next()
+            step = AttributedToken(token, attribution, seen, self.continuation.network.attention_trace())
+            yield self.describe_step(step, entries)
+            self.continuation.read([token])
 
     def token_ids(self, text: str) -> list[int]:
         """Return the tokens of a text, without an end of line that only the tokenizer adds."""
