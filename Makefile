@@ -11,47 +11,63 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint type docs pages test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu ledger report clean
+.PHONY: help install install-dev run test lint type docs pages test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu ledger report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-install: $(VENV)/.installed-$(EXTRA) ## .venv with the pinned dependencies (EXTRA=cpu|gpu chooses FAISS)
+install: $(VENV)/.run-$(EXTRA) ## .venv with what a run needs, pinned (EXTRA=cpu|gpu chooses FAISS)
 
-$(VENV)/.installed-%: pyproject.toml requirements.txt
+install-dev: $(VENV)/.dev-$(EXTRA) ## and with what tests, pages, benchmarks and every optional part need
+
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+$(VENV)/bin/uv:
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.txt -e ".[$*,dev]"
-	touch $@
+	$(PIP) $(TORCH)
+	$(PIP) uv || touch $@
+
+# uv takes seconds where pip takes minutes; pip does it where uv cannot, as behind a proxy that only pip knows.
+define into_venv
+$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python -c requirements.txt -e ".[$(EXTRAS)]" || $(PIP) -c requirements.txt -e ".[$(EXTRAS)]"
+touch $@
+endef
+
+$(VENV)/.run-%: EXTRAS = $*
+$(VENV)/.run-%: pyproject.toml requirements.txt | $(VENV)/bin/uv
+	$(into_venv)
+
+$(VENV)/.dev-%: EXTRAS = $*,dev
+$(VENV)/.dev-%: pyproject.toml requirements.txt | $(VENV)/bin/uv
+	$(into_venv)
 
 run: install ## the main experiment on the built-in corpus: a table and a picture, in some 10 minutes on 2 cores
 	$(RUN) experiment=trime_ext
 
 # One thread each: tests are small, and threads that wait for one another take what the other process needs.
-test: install ## ruff, mypy, the pages and all tests but the slow ones, in random order, by two processes
+test: install-dev ## ruff, mypy, the pages and all tests but the slow ones, in random order, by two processes
 	$(MAKE) --no-print-directory -j 2 lint type docs
 	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
-lint: install ## ruff
+lint: install-dev ## ruff
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-type: install ## mypy
+type: install-dev ## mypy
 	$(VENV)/bin/mypy
 
-docs: install ## the pages of docs/ and the reference of the Python API, into site/
+docs: install-dev ## the pages of docs/ and the reference of the Python API, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
-pages: install ## README.md and the pages with measurements, from docs/templates and benchmarks/results
+pages: install-dev ## README.md and the pages with measurements, from docs/templates and benchmarks/results
 	$(VENV)/bin/python -m benchmarks.pages
 
-test-slow: install ## the tests that take minutes
+test-slow: install-dev ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
 
-torture: install ## malformed settings, damaged files, hostile text, two at once, kills: counts of each outcome (hours; ARGS="files --count 50")
+torture: install-dev ## malformed settings, damaged files, hostile text, two at once, kills: counts of each outcome (hours; ARGS="files --count 50")
 	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m scripts.torture $(ARGS)
 
-test-gpu: install ## the tests that need a CUDA device
+test-gpu: install-dev ## the tests that need a CUDA device
 	$(VENV)/bin/python -m pytest -m gpu tests/test_gpu.py
 
 wikitext103: install ## TrimeLM_ext on WikiText-103 as TRIME Table 2 (SIZE=tiny: the same path in minutes; ARGS=dataset.path=DIR)
@@ -71,14 +87,14 @@ tables: install ## the papers' tables in small (SIZE=small, three seeds of the m
 	for name in test_memory segment_length trained_for; do $(RUN) table=$$name size=$(SIZE) report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
 
 BENCHMARKS := objective step packing external datastore startup memorizing attendre mixture engines
-bench: install ## every claim of speed, side by side, into benchmarks/results (35 minutes on 2 cores)
+bench: install-dev ## every claim of speed, side by side, into benchmarks/results (35 minutes on 2 cores)
 	for name in $(BENCHMARKS); do $(VENV)/bin/python -m benchmarks $$name --device cpu || exit 1; done
 
-bench-gpu: install ## the same on the CUDA device
+bench-gpu: install-dev ## the same on the CUDA device
 	for name in $(BENCHMARKS); do \
 	  $(VENV)/bin/python -m benchmarks $$name --device cuda --json benchmarks/results/gpu/$$name.json || exit 1; done
 
-gpu: install ## half an hour on a CUDA device: its tests, every benchmark, trainings that resume (TEXT=DIR of novels, MINUTES=30)
+gpu: install-dev ## half an hour on a CUDA device: its tests, every benchmark, trainings that resume (TEXT=DIR of novels, MINUTES=30)
 	$(VENV)/bin/python -m benchmarks.on_device --text $(or $(TEXT),$(error TEXT=DIR: name a folder of text to train on)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 ledger: install ## every published result beside what was measured here: outputs/ledger.md
