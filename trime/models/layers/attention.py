@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trime.common.types import Bool, Float, Int, Tensor
+from trime.models.layers.causal_blocks import CausalBlocks, worth_it
 
 MATH_MAX_KEYS = 256  # keys up to which whole attention matrices are faster with oneDNN; their memory grows with L^2
 
@@ -57,6 +58,8 @@ def fused_attention(
     scale: float | None = None,
 ) -> Float[Tensor, "... l e"]:
     """Return softmax(q k^T / sqrt(e)) v by the faster of PyTorch's implementations; arguments are those of its function."""
+    if causal and key.shape == query.shape and worth_it(query, dropout):
+        return CausalBlocks.apply(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)  # type: ignore[no-any-return]
     on_cpu, allows_bfloat16 = query.device.type == "cpu", torch.get_float32_matmul_precision() == "medium"
     use_math = on_cpu and key.shape[-2] <= MATH_MAX_KEYS and allows_bfloat16  # oneDNN then multiplies whole matrices faster
     with sdpa_kernel(SDPBackend.MATH) if use_math else nullcontext():

@@ -1,0 +1,67 @@
+"""Causal attention in blocks of queries for training on a CPU: the products skip what no query of a block sees.
+
+PyTorch's kernel for CPUs multiplies tiles that are too small for its matrix library: at 512 positions and heads of width 32 it
+takes 1.7 times as long (``python -m benchmarks step``). Whole rows of a block are kept for the backward pass, so that memory
+grows with the square of the length; ``worth_it`` says up to where that pays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trime.common.types import Float, Tensor
+
+BLOCKS = 8  # of queries
+SHORTEST, LONGEST = 257, 1024  # positions between which it is faster than PyTorch's kernel, and small
+
+
+def worth_it(query: Tensor, dropout: float) -> bool:
+    """Return whether attention to these queries is faster in blocks: on a CPU, in training, in float32, at medium lengths."""
+    fits = query.device.type == "cpu" and query.dtype == torch.float32 and SHORTEST <= query.shape[-2] <= LONGEST
+    return fits and not dropout and torch.is_grad_enabled() and query.requires_grad and not torch.is_autocast_enabled("cpu")
+
+
+class CausalBlocks(torch.autograd.Function):
+    """softmax(q k^T scale) v over a row's own and earlier positions; all [... l e]."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        query: Float[Tensor, "... l e"],
+        key: Float[Tensor, "... l e"],
+        value: Float[Tensor, "... l e"],
+        scale: float,
+    ) -> Float[Tensor, "... l e"]:
+        shape = query.shape
+        query, key, value = (each.reshape(-1, *shape[-2:]) for each in (query, key, value))
+        out, kept = torch.empty_like(query), []
+        for first, last in blocks(shape[-2]):
+            hidden = query.new_zeros(last - first, last)
+            hidden[:, first:].fill_(-torch.inf).triu_(1)
+            scores = torch.baddbmm(hidden.expand(len(query), -1, -1), query[:, first:last], key[:, :last].mT, alpha=scale)
+            kept.append(scores.softmax(-1))
+            out[:, first:last] = kept[-1] @ value[:, :last]
+        context.save_for_backward(query, key, value, *kept)
+        context.scale, context.shape = scale, shape
+        return out.view(shape)
+
+    @staticmethod
+    def backward(context: Any, grad: Float[Tensor, "... l e"]) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query, key, value, *kept = context.saved_tensors
+        grad = grad.reshape(query.shape)
+        to_query, to_key, to_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        for (first, last), weight in zip(blocks(query.shape[1]), kept, strict=True):
+            own = grad[:, first:last]
+            to_value[:, :last].baddbmm_(weight.mT, own)
+            to_scores = torch._softmax_backward_data(own @ value[:, :last].mT, weight, -1, weight.dtype)
+            to_query[:, first:last] = (to_scores @ key[:, :last]).mul_(context.scale)
+            to_key[:, :last].baddbmm_(to_scores.mT, query[:, first:last], alpha=context.scale)
+        return *(each.view(context.shape) for each in (to_query, to_key, to_value)), None
+
+
+def blocks(length: int) -> list[tuple[int, int]]:
+    """Return the first position of each block of queries, and the one after its last."""
+    rows = -(-length // BLOCKS)
+    return [(first, min(length, first + rows)) for first in range(0, length, rows)]
