@@ -11,7 +11,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev run test lint type docs pages test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu ledger report clean
+.PHONY: help install install-dev run test lint type docs pages pictures test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu ledger report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,41 +61,17 @@ docs: install-dev ## the pages of docs/ and the reference of the Python API, int
 pages: install-dev ## README.md and the pages with measurements, from docs/templates and benchmarks/results
 	$(VENV)/bin/python -m benchmarks.pages
 
+pictures: install-dev ## the pictures of docs/findings, from benchmarks/results
+	$(VENV)/bin/python -m benchmarks.pictures
+
 test-slow: install-dev ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
 
 torture: install-dev ## malformed settings, damaged files, hostile text, two at once, kills: counts of each outcome (hours; ARGS="files --count 50")
 	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m scripts.torture $(ARGS)
 
-test-gpu: install-dev ## the tests that need a CUDA device
-	$(VENV)/bin/python -m pytest -m gpu tests/test_gpu.py
-
-wikitext103: install ## TrimeLM_ext on WikiText-103 as TRIME Table 2 (SIZE=tiny: the same path in minutes; ARGS=dataset.path=DIR)
-	$(RUN) $(if $(PAPER),experiment=reproduce/table2/trime_ext,experiment=trime_ext size=$(SIZE) dataset=wikitext103 dataset.documents=100) $(ARGS)
-
-enwik8: install ## TrimeLM_long on enwik8 as TRIME Table 4 (SIZE=tiny, ARGS=dataset.path=FILE)
-	$(RUN) $(if $(PAPER),experiment=reproduce/table4/trime_long,experiment=trime_long size=$(SIZE) dataset=enwik8) $(ARGS)
-
-KEPT ?= outputs/tables
-tables: SIZE := $(if $(filter command line,$(origin SIZE)),$(SIZE),small)
-tables: install ## the papers' tables in small (SIZE=small, three seeds of the main one; each resumes), their results.json in outputs/tables
-	$(RUN) -m table=main size=$(SIZE) evaluate.tokens=60k seed=0,1,2 report.keep=$(KEPT)/main $(ARGS)
-	$(RUN) table=domain size=$(SIZE) report.keep=$(KEPT)/domain dataset@evaluate.dataset=folder_code \
-	  evaluate.dataset.path=$$($(VENV)/bin/python -c 'import networkx; print(networkx.__path__[0])') $(ARGS)
-	for name in $(notdir $(basename $(wildcard conf/experiment/ablation/*.yaml))); do \
-	  $(RUN) experiment=ablation/$$name size=$(SIZE) report.name=$$name report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
-	for name in test_memory segment_length trained_for; do $(RUN) table=$$name size=$(SIZE) report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
-
-BENCHMARKS := objective step packing external datastore startup memorizing attendre mixture engines
-bench: install-dev ## every claim of speed, side by side, into benchmarks/results (35 minutes on 2 cores)
-	for name in $(BENCHMARKS); do $(VENV)/bin/python -m benchmarks $$name --device cpu || exit 1; done
-
-bench-gpu: install-dev ## the same on the CUDA device
-	for name in $(BENCHMARKS); do \
-	  $(VENV)/bin/python -m benchmarks $$name --device cuda --json benchmarks/results/gpu/$$name.json || exit 1; done
-
-gpu: install-dev ## half an hour on a CUDA device: its tests, every benchmark, trainings that resume (TEXT=DIR of novels, MINUTES=30)
-	$(VENV)/bin/python -m benchmarks.on_device --text $(or $(TEXT),$(error TEXT=DIR: name a folder of text to train on)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
+test-gpu: install-dev ## minutes on a CUDA device: tests, benchmarks, trainings, each of 3 minutes at most, and it goes on where it was (TEXT=DIR of novels, MINUTES=12, MODEL=DIR)
+	$(VENV)/bin/python -m benchmarks.on_device --text $(or $(TEXT),$(error TEXT=DIR: name a folder of text to train on)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 ledger: install ## every published result beside what was measured here: outputs/ledger.md
 	$(RUN) 'stages=[ledger]'

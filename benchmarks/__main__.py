@@ -14,6 +14,7 @@ from benchmarks.measure import RESULTS, publish
 from trime.common.cpu import prepare_cpu
 
 NAMES = (
+    "first_run",
     *("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit", "mixture"),
     *("retained", "cache", "sizing", "pays", "decoder_memory", "completion", "ngrams", "recall", "duel"),
 )

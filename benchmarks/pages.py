@@ -20,6 +20,9 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from trime.common.metrics import perplexity
+from trime.config.check import written
+from trime.config.fields import described
+from trime.config.help import about, groups, schema_entries
 from trime.report import bootstrap
 from trime.report.bootstrap import Difference
 from trime.report.comparison import order_table
@@ -242,7 +245,29 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}"
 
 
-FUNCTIONS = (Folder, published, benchmark, entry, machine, setup)
+def settings(section: str = "") -> list[dict[str, str]]:
+    """Return the settings of a section, or those outside of any, as the schema has them: key, default, type and help."""
+    found = []
+    for key, setting in schema_entries().items():
+        if not setting.is_section and key.rpartition(".")[0] == section and key not in groups():
+            found.append(
+                {"key": key, "default": written(setting.default), "type": described(setting.kind), "help": setting.help}
+            )
+    return found
+
+
+def sections() -> dict[str, str]:
+    """Return the sections of settings with what they are about."""
+    return {key: setting.help for key, setting in schema_entries().items() if setting.is_section}
+
+
+def choices() -> dict[str, dict[str, str]]:
+    """Return the choices of each group, a folder of conf/, and what each is about."""
+    own = {group: files for group, files in groups().items() if "/" not in group}
+    return {group: {name: about(file) for name, file in files.items()} for group, files in own.items()}
+
+
+FUNCTIONS = (Folder, published, benchmark, entry, machine, setup, settings, sections, choices)
 FILTERS = (short, digits, percent, perplexity)
 
 
@@ -254,10 +279,11 @@ def pages() -> dict[Path, str]:
     jinja.filters |= {function.__name__: function for function in FILTERS}
     return {
         ROOT / ("" if name == "README.md" else "docs") / name: NOTICE.format(name) + jinja.get_template(name).render()
-        for name in jinja.list_templates()
+        for name in jinja.list_templates(["md"])
     }
 
 
 if __name__ == "__main__":
     for path, page in pages().items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(page, encoding="utf-8")

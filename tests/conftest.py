@@ -105,6 +105,14 @@ def experiment(name: str) -> DictConfig:
     return config
 
 
+@pytest.fixture(scope="session", autouse=True)
+def float32() -> Iterator[None]:
+    """Let models compute in float32 by default, whatever the processor multiplies in: other code's numbers are compared."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trime.common.cpu.multiplies_in_bfloat16", lambda: False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def precision() -> Iterator[None]:
     """Restore the precision of matrix products, which runs set for the whole process."""

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from benchmarks.on_device import Step, run_steps
+from benchmarks.on_device import Step, main, run_steps
 from benchmarks.pages import RESULTS, TEMPLATES, Folder, pages
+from benchmarks.parcels import cut, join
+from tests.conftest import composed
+from trime.errors import UserError
 
 
 def test_writing_the_pages_again_changes_nothing() -> None:
     written = pages()
-    names = {path.name for path in written if path.parent.name != "findings"}
-    own = {"README.md", "decoder-memory.md", "reading-a-report.md", "results.md", "speed.md", "sizing.md"}
+    names = {path.name for path in written if path.parent.name not in ("findings", "results")}
+    own = {"README.md", "decoder-memory.md", "reading-a-report.md", "results.md", "settings.md", "speed.md", "sizing.md"}
     assert names == own and len(written) > len(own)
     changed = [path.name for path, page in written.items() if path.read_text(encoding="utf-8") != page]
     assert not changed, f"{', '.join(changed)}: edit docs/templates and run make pages"
@@ -49,7 +54,11 @@ def test_kept_results_name_the_code_or_the_commit_that_recorded_them() -> None:
         assert kept["commit"] or kept["recorded_in"], path
 
 
-def test_steps_go_on_where_they_were(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_steps_go_on_where_they_were(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.on_device.LEAST", 0.5)
+
     def step(name: str, code: str, resumes: bool = False) -> Step:
         return Step(name, [sys.executable, "-c", code], resumes)
 
@@ -63,3 +72,60 @@ def test_steps_go_on_where_they_were(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert run_steps(mended, time.monotonic() + 60, file) == 0
     out = capfd.readouterr().out
     assert "mended ran" in out and "the rest ran" in out and "good ran\n" not in out
+    assert run_steps(planned[:1], time.monotonic() + 60, file, ["good"]) == 0 and "good ran\n" in capfd.readouterr().out
+
+
+def test_a_step_that_resumes_is_called_until_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call has its own deadline, and no step begins that has no time."""
+    monkeypatch.setattr("benchmarks.on_device.LONGEST", 3)
+    monkeypatch.setattr("benchmarks.on_device.LEAST", 0.5)
+    count = "from pathlib import Path; import time; p = Path('{}'); p.write_text(p.read_text() + '.' if p.exists() else '.')"
+    code = count.format(tmp_path / "calls") + "; time.sleep(60 * (len(p.read_text()) < 3))"
+    step = Step("long", [sys.executable, "-c", code], resumes=True)
+    assert run_steps([step], time.monotonic() + 60, tmp_path / "steps.json") == 0
+    (end,) = json.loads((tmp_path / "steps.json").read_text())["steps"].values()
+    assert end["state"] == "done" and (tmp_path / "calls").read_text() == "..." and end["seconds"] >= 6
+    run_steps([step._replace(name="late")], time.monotonic() + 0.1, tmp_path / "steps.json")
+    assert (tmp_path / "calls").read_text() == "..."
+
+
+def test_every_step_on_a_device_is_a_command_that_exists(tmp_path: Path) -> None:
+    arguments = ["--text", str(tmp_path), "--model", "DIR", "--list"]
+    parsed = argparse.Namespace()
+    for step in planned_steps(arguments):
+        if "cli.py" in step.words:
+            composed(*step.words[2:])
+        elif "benchmarks" in step.words:
+            name = step.words[3]
+            parser = argparse.ArgumentParser()
+            for option in ("--json", "--device"):
+                parser.add_argument(option)
+            import_module(f"benchmarks.{name}").add_arguments(parser)
+            parser.parse_args(step.words[4:], parsed)
+
+
+def planned_steps(arguments: list[str]) -> list[Step]:
+    """Return the steps that a command line plans."""
+    found: list[Step] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.on_device.run_steps", lambda planned, *_: found.extend(planned) or 0)
+        assert main([word for word in arguments if word != "--list"] + ["--accelerator", "cpu"]) == 0
+    return found
+
+
+def test_a_folder_is_carried_in_parcels(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    (model / "inner").mkdir(parents=True)
+    (model / "weights").write_bytes(bytes(range(256)) * 5)
+    (model / "inner" / "empty").write_bytes(b"")
+    cut(model, tmp_path / "parcels", 500)
+    assert len([*(tmp_path / "parcels").glob("*.bin")]) == 3
+    join(tmp_path / "parcels", tmp_path / "there")
+    assert (tmp_path / "there" / "weights").read_bytes() == bytes(range(256)) * 5
+    assert (tmp_path / "there" / "inner" / "empty").is_file()
+    (tmp_path / "parcels" / "001.bin").write_bytes(b"?")
+    with pytest.raises(UserError, match=r"001\.bin is damaged"):
+        join(tmp_path / "parcels", tmp_path / "again")
+    (tmp_path / "parcels" / "001.bin").unlink()
+    with pytest.raises(UserError, match="not there yet"):
+        join(tmp_path / "parcels", tmp_path / "again")

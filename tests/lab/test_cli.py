@@ -22,7 +22,7 @@ from trime.lab.runner import run
 from trime.lab.stage import known_stages
 from trime.lab.sweep import count_runs
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "results").glob("*.md"))]
 
 
 def test_help_names_groups_and_stages() -> None:

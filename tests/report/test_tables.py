@@ -123,8 +123,9 @@ def test_the_colour_the_part_and_the_entry_are_of_one_memory() -> None:
     assert said.text == " p = 0.11: 0.08 external (612 of 1,024 agree), …a neighbour (b.txt, token 9)"
     (section,) = sample_sections([sample], "Test text")
     (content,) = section.passages[0]["tokens"]
-    assert content["colour"] == COLOURS["external"] and content["entries"][0].memory == "external"
-    assert content["split"] == "vocabulary 0.0100, local 0.0200, external 0.0800 (612 of 1,024 agree)"
+    assert content.colour == COLOURS["external"] and content.sources[0].memory == "external"
+    parts = [("vocabulary", "0.0100", ""), ("local", "0.0200", ""), ("external", "0.0800", "612 of 1,024 agree")]
+    assert content.parts == parts and content.opened
 
 
 def test_a_picture_is_drawn_of_any_text(sample: Sample, tmp_path: Path) -> None:

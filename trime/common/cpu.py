@@ -22,6 +22,12 @@ def prepare_cpu() -> None:
         mallopt(TRIM_THRESHOLD, TRIM_BYTES)
 
 
+def multiplies_in_bfloat16() -> bool:
+    """Return whether this processor has instructions that multiply matrices in bfloat16, twice as fast as in float32."""
+    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in known)
+
+
 def select_matmul() -> None:
     """Let oneDNN multiply float32 matrices instead of MKL, which is 2 to 4 times slower on AMD processors.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 import typing
 from collections.abc import Iterator
@@ -101,6 +102,13 @@ def help_text(topic: str | None = None) -> str:
     return "\n".join(lines)
 
 
+def about(file: Path) -> str:
+    """Return the first sentence of a yaml file's comments, without the line that names its package; empty if there is none."""
+    lines = [line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+    text = " ".join(line for line in lines if not line.startswith("@"))
+    return re.split(r"(?<=\.) (?=[A-Z])", text)[0]
+
+
 def lines_of_settings(topic: str, known: dict[str, Entry]) -> Iterator[str]:
     """Yield a section and its settings, or one setting, one a line: key, default, help, and what it must be."""
     for key, entry in known.items():
@@ -115,8 +123,7 @@ def lines_of_group(topic: str, chosen: dict[str, dict[str, Path]]) -> Iterator[s
     if topic in chosen:
         yield f"{topic}=NAME, one of:"
     for name, file in chosen.get(topic, {}).items():
-        comments = [line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
-        yield f"  {name:<18} {next((line for line in comments if not line.startswith('@')), '')}"
+        yield f"  {name:<18} {about(file)}"
     for name, choices in chosen.items():
         if name.startswith(f"{topic}/"):
             yield f"  {name.removeprefix(f'{topic}/')}/ {', '.join(choices)}"

@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from trime.common import cpu
 from trime.common.identity import Free
 from trime.errors import UserError
 
@@ -40,7 +41,8 @@ class Hardware:
         precision = str(trainer.precision)
         if precision == "auto":
             on_cuda = torch.cuda.is_available() and trainer.accelerator != "cpu"
-            precision = "bf16-mixed" if on_cuda and torch.cuda.is_bf16_supported() else "32-true"
+            fast = torch.cuda.is_bf16_supported() if on_cuda else cpu.multiplies_in_bfloat16()
+            precision = "bf16-mixed" if fast else "32-true"
         places = trainer.accelerator, trainer.devices, int(trainer.num_nodes), trainer.strategy
         return cls(precision, *places, trainer.enable_progress_bar)
 
@@ -49,9 +51,8 @@ class Hardware:
         return torch.device("cuda" if torch.cuda.is_available() and self.accelerator != "cpu" else "cpu")
 
     def autocast(self) -> torch.autocast:
-        """Return the context in which a trained model computes: bfloat16 on a CUDA device, if that is the precision."""
-        kind = self.device.type
-        return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda" and self.precision.startswith("bf16"))
+        """Return the context in which a trained model computes: bfloat16 if that is the precision."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision.startswith("bf16"))
 
     @property
     def device_count(self) -> int:

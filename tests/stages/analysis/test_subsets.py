@@ -150,4 +150,4 @@ def test_a_sweep_reports_its_frontier_beside_other_runs(
     assert "Pareto fronts of 6" in capsys.readouterr().out
     report_several(config, find_runs([str(tmp_path / "one"), str(tmp_path / "other")]))
     output = capsys.readouterr().out
-    assert "Pareto fronts of 6" in output and all(name in output for name in ("| other", "| trime_ext"))
+    assert "Pareto fronts of 6" in output and all(f"\n{name} " in output for name in ("other", "trime_ext"))

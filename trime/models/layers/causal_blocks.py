@@ -18,9 +18,9 @@ SHORTEST, LONGEST = 257, 1024  # positions between which it is faster than PyTor
 
 
 def worth_it(query: Tensor, dropout: float) -> bool:
-    """Return whether attention to these queries is faster in blocks: on a CPU, in training, in float32, at medium lengths."""
-    fits = query.device.type == "cpu" and query.dtype == torch.float32 and SHORTEST <= query.shape[-2] <= LONGEST
-    return fits and not dropout and torch.is_grad_enabled() and query.requires_grad and not torch.is_autocast_enabled("cpu")
+    """Return whether attention to these queries is faster in blocks: on a CPU, in training, at medium lengths."""
+    kind = query.device.type == "cpu" and query.dtype in (torch.float32, torch.bfloat16)
+    return kind and SHORTEST <= query.shape[-2] <= LONGEST and not dropout and torch.is_grad_enabled() and query.requires_grad
 
 
 class CausalBlocks(torch.autograd.Function):
