@@ -66,8 +66,9 @@ def join(parcels: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        {"cut": cut, "join": join}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
-    except (IndexError, KeyError):
+        _, verb, source, target = sys.argv
+        cut(Path(source), Path(target)) if verb == "cut" else join(Path(source), Path(target))
+    except ValueError:
         sys.exit(__doc__)
     except (UserError, OSError) as error:
         sys.exit(f"error: {error}")

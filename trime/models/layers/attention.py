@@ -59,7 +59,7 @@ def fused_attention(
 ) -> Float[Tensor, "... l e"]:
     """Return softmax(q k^T / sqrt(e)) v by the faster of PyTorch's implementations; arguments are those of its function."""
     if causal and key.shape == query.shape and worth_it(query, dropout):
-        return CausalBlocks.apply(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)  # type: ignore[no-any-return]
+        return CausalBlocks.apply(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
     on_cpu, allows_bfloat16 = query.device.type == "cpu", torch.get_float32_matmul_precision() == "medium"
     use_math = on_cpu and key.shape[-2] <= MATH_MAX_KEYS and allows_bfloat16  # oneDNN then multiplies whole matrices faster
     with sdpa_kernel(SDPBackend.MATH) if use_math else nullcontext():

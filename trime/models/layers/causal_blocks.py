@@ -48,7 +48,7 @@ class CausalBlocks(torch.autograd.Function):
         return out.view(shape)
 
     @staticmethod
-    def backward(context: Any, grad: Float[Tensor, "... l e"]) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(context: Any, grad: Float[Tensor, "... l e"]) -> tuple[Tensor | None, ...]:
         query, key, value, *kept = context.saved_tensors
         grad = grad.reshape(query.shape)
         to_query, to_key, to_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
