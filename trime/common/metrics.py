@@ -68,6 +68,15 @@ def processor_seconds() -> float:
     return time.process_time() + times.children_user + times.children_system
 
 
+def device_seconds() -> float:
+    """Return the time in seconds, after all work queued on the device is done: it computes on after a call returns."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 class ResourceUsage:
     """Elapsed and processor seconds, and peak memory (of the GPU if there is one, or of the process), since construction."""
 

@@ -1,4 +1,4 @@
-"""evaluate: scores the test split once with the tuned settings, each row in its own pass to measure speed and memory.
+"""evaluate: scores the test split once with the tuned settings; rows of the same memories share a pass, and each has its time.
 
 The pass is made in parts, each of them a file until the artefact is finished.
 """
@@ -14,12 +14,13 @@ import torch
 
 from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
-from trime.common.metrics import ResourceUsage, Usage, processor_ms
+from trime.common.metrics import ResourceUsage, Usage, device_seconds, processor_ms, processor_seconds
+from trime.common.types import LogMass
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts, columns_of, grouped, read_part
 from trime.lab.stage import Stage
-from trime.memory.inference.base import Memory
+from trime.memory.inference.base import Memory, Window
 from trime.scoring.loss_sums import LossSums, TokenMeans, dev_frequency, summarize_row
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.scorer import Scorer
@@ -40,7 +41,7 @@ class TestResults(Artefact):
 class Evaluate(TestResults, ArtefactInParts):
     """Loss and perplexity of every row on the test split: ``rows.json``."""
 
-    kind, format = "evaluate", 7
+    kind, format = "evaluate", 8
 
     encoded: Encode
     tune: TunedRows
@@ -55,19 +56,20 @@ class Evaluate(TestResults, ArtefactInParts):
     def build(self, folder: Path) -> None:
         parts = self.open_parts(folder)
         self.make_parts(parts, f"evaluate {self.encoded.split}")
-        results = [self.row_result(row, files) for row, files in zip(parts.rows, parts.files_by_row(), strict=True)]
+        results = [self.row_result(row, *files) for row, files in zip(parts.rows, parts.files_by_row(), strict=True)]
         write_json(folder / "rows.json", results)
 
-    def row_result(self, row: MixtureSpec | FittedMixtureSpec, files: list[Path]) -> dict[str, Any]:
-        """Return the results of one row over the whole split, from the files of its parts."""
+    def row_result(self, row: MixtureSpec | FittedMixtureSpec, place: int, files: list[Path]) -> dict[str, Any]:
+        """Return the results of one row over the whole split, from the files of its group, in which it has a place."""
         corpus, information = self.encoded.corpus.corpus(), self.encoded.summary()
         sums, shares, usage, search = LossSums(), TokenMeans(len(corpus.vocabulary)), Usage(), {}
         usage.add(information)
         for tensors, note in map(read_part, files):
-            sums.put_tensors(columns_of(tensors, "losses"))
+            own = columns_of(tensors, str(place))
+            sums.put_tensors(columns_of(own, "losses"))
             if row.memories:
-                shares.add(tensors["token"], tensors["share"])
-            usage.add(note)
+                shares.add(tensors["token"], own["share"])
+            usage.add(note["rows"][place])
             search = note["search"]
         result = summarize_row(row, sums)
         if row.memories:  # the share of P(target) that comes from memories
@@ -86,50 +88,90 @@ class Evaluate(TestResults, ArtefactInParts):
 
 
 class EvaluateParts(Parts):
-    """Parts of the test split for one row after the other: summed losses, and the share of P(target) from memories by token."""
+    """Parts of the test split for one group of rows after the other: summed losses, and the memories' share of P(target).
+
+    Rows of the same memories are a group, which asks each memory once.
+    """
 
     def __init__(self, evaluate: Evaluate, folder: Path):
         self.evaluate, self.folder = evaluate, folder
         self.rows, memories = evaluate.tune.rows(), evaluate.tune.memories
-        carried = [max(row.state_scope, memories.state_scope(row.memories)) for row in self.rows]
-        cuts = {each: text_parts(evaluate.encoded, each) for each in {*carried}}
-        self.parts = [(row, part) for row, each in enumerate(carried) for part in cuts[each]]
+        alike: dict[Any, list[int]] = {}
+        for number, row in enumerate(self.rows):
+            alike.setdefault((frozenset(row.memories), row.sizes, id(evaluate.tune.for_row(number))), []).append(number)
+        self.groups = [*alike.values()]
+        scopes = [
+            max(max(self.rows[row].state_scope, memories.state_scope(self.rows[row].memories)) for row in group)
+            for group in self.groups
+        ]
+        cuts = {scope: text_parts(evaluate.encoded, scope) for scope in {*scopes}}
+        self.parts = [(group, part) for group, scope in enumerate(scopes) for part in cuts[scope]]
         self.sizes = [part.tokens for _, part in self.parts]
         self.opened: tuple[int, Scorer] | None = None
 
     def file(self, number: int) -> Path:
-        row, part = self.parts[number]
-        return self.folder / f"part-{row}-{part.name}.safetensors"
+        group, part = self.parts[number]
+        return self.folder / f"part-{'-'.join(map(str, self.groups[group]))}-{part.name}.safetensors"
 
-    def files_by_row(self) -> list[list[Path]]:
-        """Return the files of each row's parts, in order."""
-        files = [*zip(self.parts, self.files(), strict=True)]
-        return [[file for (owner, _), file in files if owner == row] for row in range(len(self.rows))]
+    def files_by_row(self) -> list[tuple[int, list[Path]]]:
+        """Return for each row its place in its group, and the files of the group's parts, in order."""
+        files: list[list[Path]] = [[] for _ in self.groups]
+        for (group, _), file in zip(self.parts, self.files(), strict=True):
+            files[group].append(file)
+        places = {row: (place, files[group]) for group, rows in enumerate(self.groups) for place, row in enumerate(rows)}
+        return [places[row] for row in range(len(self.rows))]
 
-    def scorer(self, row: int) -> Scorer:
-        """Return the scorer of a row, which is kept until that of another row is asked for."""
-        if self.opened is None or self.opened[0] != row:
-            evaluate, self.opened = self.evaluate, None  # the memories of another row may be large
-            memories = evaluate.tune.for_row(row).memories
-            self.opened = row, build_scorer(evaluate.scoring, [self.rows[row]], memories, evaluate.encoded)
+    def scorer(self, group: int) -> Scorer:
+        """Return the scorer of a group, which is kept until that of another one is asked for."""
+        if self.opened is None or self.opened[0] != group:
+            evaluate, self.opened = self.evaluate, None  # the memories of another group may be large
+            rows = self.groups[group]
+            memories = evaluate.tune.for_row(rows[0]).memories
+            self.opened = group, build_scorer(evaluate.scoring, [self.rows[row] for row in rows], memories, evaluate.encoded)
         return self.opened[1]
 
     def make(self, number: int, advance: Advance) -> None:
-        index, part = self.parts[number]
-        row, scorer = self.rows[index], self.scorer(index)  # before the clock starts: it may open an index
-        meter, sums, score_window, tokens, shares = ResourceUsage(), LossSums(), row.window_scorer(), [], []
-        for window, (masses,) in scorer.query(windows_of(self.evaluate.encoded, part)):
-            score = score_window(window, masses)
-            sums.add(window, score)
-            if row.memories:
-                of_vocabulary = score_window.vocabulary_log_prob(window, masses)
-                tokens.append(window.query.token)
-                shares.append(1 - (of_vocabulary - score)[0, 0].double().exp())
+        group, part = self.parts[number]
+        scorer, rows = self.scorer(group), [RowScores(self.rows[row]) for row in self.groups[group]]
+        tokens, meter = [], ResourceUsage()  # the clock starts when the index is open
+        for window, masses in scorer.query(windows_of(self.evaluate.encoded, part)):
+            tokens.append(window.query.token)
+            for row, row_masses in zip(rows, masses, strict=True):
+                row.add(window, row_masses)
             advance(len(window.vocabulary.total))
-        tensors = grouped("losses", sums.tensors())
-        if row.memories:
-            tensors |= {"token": torch.cat(tokens).cpu(), "share": torch.cat(shares).cpu()}
-        write_tensors(self.file(number), tensors, meter.note() | {"search": describe_search(scorer.memories)})
+        note, tensors, notes = meter.note(), {"token": torch.cat(tokens).cpu()}, []
+        for place, row in enumerate(rows):
+            tensors |= grouped(str(place), row.tensors())
+            # A row alone would not have taken the time in which the others were scored.
+            others = [other for other in rows if other is not row]
+            spent = {name: sum(getattr(other, name) for other in others) for name in ("seconds", "processor_seconds")}
+            notes.append(note | {name: note[name] - seconds for name, seconds in spent.items()})
+        write_tensors(self.file(number), tensors, {"rows": notes, "search": describe_search(scorer.memories)})
+
+
+class RowScores:
+    """The summed losses of a row and the memories' share of each probability, with the time that it takes to score them."""
+
+    def __init__(self, row: MixtureSpec | FittedMixtureSpec):
+        self.row, self.score_window = row, row.window_scorer()
+        self.sums, self.shares = LossSums(), list[torch.Tensor]()
+        self.seconds = self.processor_seconds = 0.0
+
+    def add(self, window: Window, masses: dict[str, LogMass]) -> None:
+        """Score a window, given the masses of the row's memories."""
+        started, processor = device_seconds(), processor_seconds()
+        score = self.score_window(window, masses)
+        self.sums.add(window, score)
+        if self.row.memories:
+            of_vocabulary = self.score_window.vocabulary_log_prob(window, masses)
+            self.shares.append(1 - (of_vocabulary - score)[0, 0].double().exp())
+        self.seconds += device_seconds() - started
+        self.processor_seconds += processor_seconds() - processor
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return what a part's file holds of the row."""
+        shares = {"share": torch.cat(self.shares).cpu()} if self.shares else {}
+        return grouped("losses", self.sums.tensors()) | shares
 
 
 def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ The model is not needed: the masses on valid are stored already, and one pass ov
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 
 from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
+from trime.common.metrics import device_seconds
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
 from trime.lab.artefact import Artefact, Lab
@@ -190,9 +190,9 @@ class SubsetParts(SplitParts):
         assert isinstance(full_scorer, FittedScorer)
         for window, masses in scorer.query(windows_of(self.subsets.encoded, part)):
             for row, (score_window, row_masses) in enumerate(zip(scorers, masses, strict=True)):
-                started = now()
+                started = device_seconds()
                 score = score_window(window, row_masses)
-                seconds[row] += now() - started
+                seconds[row] += device_seconds() - started
                 sums[row].add(window, score)
             # The full mixture is scored last: its masses and weights are those of this window.
             share, token_bins = token_weights(self.bins, full_scorer.expert_masses.total, full_scorer.log_weights)
@@ -222,18 +222,10 @@ class MeteredMemory:
 
     def timed(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the memory and add its duration to ``seconds``."""
-        started = now()
+        started = device_seconds()
         result = function(*arguments)
-        self.seconds, self.peak_bytes = self.seconds + now() - started, max(self.peak_bytes, self.memory.bytes)
+        self.seconds, self.peak_bytes = self.seconds + device_seconds() - started, max(self.peak_bytes, self.memory.bytes)
         return result
-
-
-def now() -> float:
-    """Return the time in seconds, after all work queued on the device is done."""
-    # A device computes on after a call returns.
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def subsets(names: tuple[str, ...], which: str) -> list[tuple[str, ...]]:
