@@ -85,15 +85,17 @@ def segment_batch(length: int) -> Batch:
     return Batch(tokens[:, :-1], tokens[:, 1:], zeros + length, scored, zeros, count, length * count, zeros > 0)
 
 
-def update(experiment: str, model: str, length: int) -> Callable[[], None]:
-    """Return an update of a training: forward, backward, optimiser."""
+def update(experiment: str, model: str, length: int, bfloat16: bool = False) -> Callable[[], None]:
+    """Return an update of a training: forward, backward, optimiser; ``bfloat16``: models compute in it where they may."""
     config = compose_config(f"experiment={experiment}", f"model={model}", "size=small", "train.plain_share=0")
     module, batch = Graph(config).fit.task.module(build_network(config.model, WORDS)), segment_batch(length)
     optimizer = torch.optim.AdamW(module.parameters())
 
     def step() -> None:
         optimizer.zero_grad()
-        module.losses(batch, 0.5, plain=False)[0].mean().backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = module.losses(batch, 0.5, plain=False)[0].mean()
+        loss.backward()
         optimizer.step()
 
     return step
@@ -105,6 +107,11 @@ def training(folder: Path) -> Iterator[Contest]:
     for model, length in (("tiny", 64), ("small", 2 * LENGTH)):
         size = f"trime_ext, model={model}, {ROWS * length:,} tokens"
         yield swapped("objective/blockwise_cpu", "PyTorch", "training update", size, update("trime_ext", model, length), plain)
+    plain = partial(patch, "trime.models.layers.attention.worth_it", lambda *_: False)
+    for bfloat16 in (False, True):
+        size = f"vanilla, model=small, {ROWS * 2 * LENGTH:,} tokens, {'bfloat16' if bfloat16 else 'float32'}"
+        step = update("vanilla", "small", 2 * LENGTH, bfloat16)
+        yield swapped("layers/causal_blocks", "PyTorch", "training update", size, step, plain)
     plain = partial(patch.object, srupp, "recurrence", srupp.by_steps)
     size = f"srupp, model=small, {ROWS * LENGTH:,} tokens"
     yield swapped("backbones/srupp_cpu", "PyTorch", "training update", size, update("srupp", "small", LENGTH), plain)

@@ -89,29 +89,22 @@ def which_memory(path: Path) -> None:
 def needles(path: Path) -> None:
     """Draw the share of numbers that a memory of 512 entries finds, by policy, depth, and when the question looks."""
     passkey = Folder("passkey")
-    policies = {
-        "fifo": "newest",
-        "sink": "newest and first 4",
-        "lra_sum": "all attention",
-        "tova": "last query",
-        "snapkv": "last queries",
-    }
+    lines = ["fifo", "sink", "lra_sum", "tova", "snapkv", "all kept"]
     moments = {
         "evicts as it reads": "720-{}",
         "the question looks back\nafter each chunk": "720-{}-guided",
-        "the question looks back\nafter the whole prompt": "720-{}-both-whole",
+        "the question looks back\nafter the prompt": "720-{}-both-whole",
     }
-    lines = [f"{name}: {kept}" for name, kept in policies.items()] + ["everything kept"]
-    figure, axes = canvas(11, 3.4, len(moments))
+    figure, axes = canvas(8.2, 3.1, len(moments))
     for axis, (moment, form) in zip(axes, moments.items(), strict=True):
         cells: dict[tuple[str, str], tuple[float, bool]] = {}
-        for line, name in zip(lines, [*policies, None], strict=True):
-            file = form.format(name) if name else "720-whole"
+        for line in lines:
+            file = form.format(line) if line != "all kept" else "720-whole"
             for cell in passkey(file)["row.by_depth"] if file in passkey else []:
-                cells[line, f"{100 * cell['depth']:.0f} %"] = 100 * cell["contained"], True
+                cells[line, f"{100 * cell['depth']:.0f}"] = 100 * cell["contained"], True
         heatmap(axis, lines, [*dict.fromkeys(column for _, column in cells)], cells, "{:.0f}", 100)
-        axis.set_title(moment, fontsize=9.5, pad=22)
-        axis.set_xlabel("depth of the number in the text", fontsize=8.5)
+        axis.set_title(moment, fontsize=9, pad=20)
+        axis.set_xlabel("depth of the number, %", fontsize=8.5)
     for axis in axes[1:]:
         axis.set_yticklabels([])
     fifo = passkey("720-fifo")
