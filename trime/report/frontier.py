@@ -14,12 +14,13 @@ from omegaconf import DictConfig
 from trime.common.io import write_atomically
 from trime.common.metrics import MEASURES
 from trime.errors import UserError
-from trime.report.bootstrap import paired_bootstrap
+from trime.report.bootstrap import Difference, paired_bootstrap
 from trime.report.canvas import BLUE, GREY, ORANGE, SCALES, Panel, save_panels
 from trime.report.groups import size_text
-from trime.report.page import Page, Section, commands_section, picture_sections, write_page
+from trime.report.page import Page, Section, commands_section, picture_sections, place_of, write_page
 from trime.report.run_result import ScoredRun
 from trime.report.tables import Table, decimals, markdown, to_csv
+from trime.report.terminal import ending, fitted
 
 AXES = (
     ("seconds", 1e6, "µs/token", "log"),
@@ -30,6 +31,8 @@ NOTE = (
     "compare runs of one machine that did nothing else."
 )
 EARLIER = "external"  # the memory of the datastore, in results of versions that had one and did not name it
+ZOOM = 1.6  # results up to so many times the best one are drawn
+GREEN = "#009E73"  # of Okabe and Ito
 TOLERANCE = 0.02  # relative difference of a subset's dev results in two runs: fits differ between machines
 
 
@@ -107,34 +110,47 @@ def pareto_front(points: list[Point], cost: str) -> list[Point]:
     return front
 
 
-def advice(points: list[Point], seconds: float | None, gb: float | None, metric: str) -> str:
-    """Return one sentence of advice: the fastest point within the budget that is as good as the best on dev, noise apart.
+def within_budget(points: list[Point], seconds: float | None, gb: float | None) -> list[Point]:
+    """Return the points within a budget, whose parts may be None."""
+    return [p for p in points if (seconds is None or p.seconds <= seconds) and (gb is None or p.gb <= gb)]
 
-    Each part of the budget may be None. A point is as good if its paired difference on test to the best one is not shown to be
-    above zero; where no interval is known, only the best is.
+
+def cheapest(points: list[Point], metric: str) -> tuple[Point, Difference | None]:
+    """Return the fastest point that is as good as the best on dev, noise apart, and its difference to that one.
+
+    A point is as good if its paired difference on test to the best one is not shown to be above zero; where no interval is
+    known, only the best is.
     """
-
-    def describe(p: Point) -> str:
-        return f"{p.label}: test {metric} {p.test:.2f} at {1e3 * p.seconds:.2f} ms a token and {p.gb:.3g} GB"
-
-    within = [p for p in points if (seconds is None or p.seconds <= seconds) and (gb is None or p.gb <= gb)]
-    budget = [*([f"{1e3 * seconds:g} ms a token"] if seconds is not None else []), *([f"{gb:g} GB"] if gb is not None else [])]
-    if not within:
-        fastest = min(points, key=lambda point: point.seconds)
-        return f"Nothing fits into {' and '.join(budget)}: the fastest is {describe(fastest)}."
-    best, limit = within[0], f"Within {' and '.join(budget)}, choose" if budget else "Choose"
-    for point in sorted(within, key=lambda p: (p.seconds, p.gb, p.dev)):
+    best = points[0]
+    for point in sorted(points, key=lambda p: (p.seconds, p.gb, p.dev)):
         if point is best:
             break
         same_text = [count for _, count in point.documents] == [count for _, count in best.documents]
         if same_text and len(point.documents) > 1:
             excess = paired_bootstrap(np.array([[point.documents, best.documents]]), metric)
             if excess.low <= 0:
-                return (
-                    f"{limit} {describe(point)}; the best on dev, {describe(best)}, is not shown to be better "
-                    f"(paired difference {excess.interval}, 95 % over documents of test)."
-                )
-    return f"{limit} {describe(best)}, the best on dev."
+                return point, excess
+    return best, None
+
+
+def advice(points: list[Point], seconds: float | None, gb: float | None, metric: str) -> str:
+    """Return one sentence of advice: the cheapest point within the budget, beside the best on dev."""
+
+    def describe(p: Point) -> str:
+        return f"{p.label}: test {metric} {p.test:.2f} at {1e3 * p.seconds:.2f} ms a token and {p.gb:.3g} GB"
+
+    within = within_budget(points, seconds, gb)
+    budget = [*([f"{1e3 * seconds:g} ms a token"] if seconds is not None else []), *([f"{gb:g} GB"] if gb is not None else [])]
+    if not within:
+        fastest = min(points, key=lambda point: point.seconds)
+        return f"Nothing fits into {' and '.join(budget)}: the fastest is {describe(fastest)}."
+    (chosen, excess), limit = cheapest(within, metric), f"Within {' and '.join(budget)}, choose" if budget else "Choose"
+    if excess is None:
+        return f"{limit} {describe(chosen)}, the best on dev."
+    return (
+        f"{limit} {describe(chosen)}; the best on dev, {describe(within[0])}, is not shown to be better "
+        f"(paired difference {excess.interval}, 95 % over documents of test)."
+    )
 
 
 def frontier_table(points: list[Point], metric: str) -> Table:
@@ -150,8 +166,13 @@ def frontier_table(points: list[Point], metric: str) -> Table:
     return Table([*header, "on the Pareto front of"], lines)
 
 
-def front_panel(axis: Any, points: list[Point], cost_axis: tuple[str, float, str, str], metric: str) -> None:
-    """Draw every point, coloured by whether it has a datastore; those on the Pareto front are ringed and named."""
+def front_panel(
+    axis: Any, points: list[Point], cost_axis: tuple[str, float, str, str], metric: str, chosen: Point | None
+) -> None:
+    """Draw the points, by whether they have a datastore; those on the Pareto front are ringed and named.
+
+    Points far worse than the best are left out, and counted, so that the others can be told apart.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     cost, factor, cost_label, scale = cost_axis
@@ -166,7 +187,15 @@ def front_panel(axis: Any, points: list[Point], cost_axis: tuple[str, float, str
         if point.memories not in named:
             axis.annotate(point.names, (position, point.test), (6, 6), textcoords="offset points", fontsize=7)
             named.add(point.memories)
+    if chosen:
+        place = factor * getattr(chosen, cost), chosen.test
+        axis.plot(*[[end] for end in place], "*", ms=13, color=GREEN, label="cheapest that is as good as the best")
     axis.set(xlabel=cost_label, ylabel=f"test {metric}", xscale=scale, yscale=SCALES[metric])
+    best = min(point.test for point in points)
+    above = sum(point.test > ZOOM * best for point in points)
+    if 0 < above < len(points):
+        axis.set_ylim(0.97 * best, ZOOM * best)
+        axis.text(0.98, 0.98, f"{above} worse points lie above", ha="right", va="top", transform=axis.transAxes, fontsize=7)
     for ticks in (ticks for ticks in (axis.xaxis, axis.yaxis) if ticks.get_scale() == "log"):
         ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -184,18 +213,22 @@ def report_frontier(runs: list[ScoredRun], budget: DictConfig, folder: Path, com
         points, metric = frontier_points(model_runs), model_runs[0].row.metric_name
         table = frontier_table(points, metric)
         sentence = advice(points, budget.seconds_per_token, budget.gb, metric)
-        panels: list[Panel] = [partial(front_panel, points=points, cost_axis=axis, metric=metric) for axis in AXES]
+        within = within_budget(points, budget.seconds_per_token, budget.gb)
+        chosen = cheapest(within, metric)[0] if within else None
+        draw = partial(front_panel, points=points, metric=metric, chosen=chosen)
+        panels: list[Panel] = [partial(draw, cost_axis=axis) for axis in AXES]
         texts.append(f"{title}:\n\n{markdown(*table)}\n{sentence}\n")
-        on_front = markdown(table.header, [line for line in table.lines if line[-1]])
-        print(f"\n{title}, the Pareto fronts of {len(points)} points:\n\n{on_front}\n{sentence}\n")
+        on_front = Table(table.header, [line for line in table.lines if line[-1]])
+        lines = fitted(on_front, ("memories", "K", f"test {metric}", "elapsed ms/token", "GB"))
+        print(ending(lines, sentence, [f"These are the Pareto fronts of {len(points)} points of {title}."], ""))
         name = "frontier" if len(models) == 1 else f"frontier-{len(texts)}"
         csvs.append(f"{name}.csv")
         write_atomically(folder / csvs[-1], to_csv(*table))
-        print(f"table: {folder / csvs[-1]}\npicture: {save_panels(panels, folder / f'{name}.png', title)}")
+        save_panels(panels, folder / f"{name}.png", title)
         sections += [Section(title, f"{sentence} {NOTE}", [table]), *picture_sections(f"Pictures of {title}", panels)]
     write_atomically(folder / "frontier.md", "\n".join(texts))
     page = Page(folder.name, [f"{len(runs)} runs"], [*sections, commands_section(runs, command)], csvs)
-    print(f"table: {folder / 'frontier.md'}\npage: {write_page(page, folder / 'frontier.html')}")
+    print(place_of(write_page(page, folder / "frontier.html")))
 
 
 def group_by_model(runs: list[ScoredRun]) -> dict[str, list[ScoredRun]]:
