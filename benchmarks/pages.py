@@ -30,6 +30,7 @@ from trime.report.frontier import External, Point, frontier_points
 from trime.report.groups import Group, group_runs, split_by_mixture
 from trime.report.run_result import ScoredRun, run_from_json, scored_runs
 from trime.report.tables import memory_contribution
+from trime.stages.ledger import expected_cells, reproductions
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES, RESULTS = ROOT / "docs" / "templates", ROOT / "benchmarks" / "results"
@@ -267,7 +268,25 @@ def choices() -> dict[str, dict[str, str]]:
     return {group: {name: about(file) for name, file in files.items()} for group, files in own.items()}
 
 
-FUNCTIONS = (Folder, published, benchmark, entry, machine, setup, settings, sections, choices)
+def published_rows(table: str) -> list[dict[str, Any]]:
+    """Return the rows of a folder of conf/experiment/reproduce: the paper's name, its results by column, and the experiment."""
+    rows = []
+    for experiment, expected in reproductions().items():
+        if experiment.split("/")[1] == table and (cells := expected_cells(expected)):
+            results = [f"{cell['column']} {cell['value']:g}" for cell in cells if cell["split"] in ("valid", "test")]
+            rows.append({"row": cells[0]["row"], "results": results, "experiment": experiment})
+    return rows
+
+
+def about_table(table: str) -> str:
+    """Return what the file of a table in conf/experiment/reproduce says first of it."""
+    return about(ROOT / "conf" / "experiment" / "reproduce" / f"{table}.yaml")
+
+
+FUNCTIONS = (
+    *(Folder, published, benchmark, entry, machine, setup, settings, sections, choices),
+    *(published_rows, about_table),
+)
 FILTERS = (short, digits, percent, perplexity)
 
 

@@ -189,7 +189,7 @@ def front_panel(
             named.add(point.memories)
     if chosen:
         place = factor * getattr(chosen, cost), chosen.test
-        axis.plot(*[[end] for end in place], "*", ms=13, color=GREEN, label="cheapest that is as good as the best")
+        axis.plot(*[[end] for end in place], "*", ms=13, color=GREEN, label="the cheapest as good as the best")
     axis.set(xlabel=cost_label, ylabel=f"test {metric}", xscale=scale, yscale=SCALES[metric])
     best = min(point.test for point in points)
     above = sum(point.test > ZOOM * best for point in points)
