@@ -51,7 +51,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
     """Return the steps in their order; those that read a decoder only if there is one."""
     python, outputs = [sys.executable], f"paths.outputs={options.outputs}"
     run = [*python, "cli.py", f"trainer.accelerator={options.accelerator}", "logger=none"]
-    device = "cuda" if options.accelerator == "gpu" else "cpu"
+    device, kept = "cuda" if options.accelerator == "gpu" else "cpu", options.record.parent
     training = [
         *(f"size={options.size}", "dataset=folder_words", f"dataset.path={options.text}", outputs),
         *(f"train.updates={options.updates}", "evaluate.lines=false", "index=auto", "evaluate.sample=documents"),
@@ -66,22 +66,22 @@ def steps(options: argparse.Namespace) -> list[Step]:
             Step(f"run: {name}", [*run, "experiment=trime_ext", "size=tiny", f"{outputs}/gpu-{number}", *words])
             for number, (name, words) in enumerate(RUNS.items())
         ),
-        *(benchmark(name, device) for name in WANTED[:4]),
+        *(benchmark(name, device, kept) for name in WANTED[:4]),
         *(Step(f"row: {name}", [*run, f"experiment={name}", *training], resumes=True) for name in ROWS),
-        Step("rows, compared", [*run, "stages=[report]", finished, f"report.keep={GPU / 'main'}", outputs]),
-        *(benchmark(name, device) for name in WANTED[4:]),
+        Step("rows, compared", [*run, "stages=[report]", finished, f"report.keep={kept / 'main'}", outputs]),
+        *(benchmark(name, device, kept) for name in WANTED[4:]),
     ]
     if options.model:
         planned += [
-            Step("reading: numbers in novels", [*run, *reading, f"report.keep={GPU / 'passkey'}"], resumes=True),
-            benchmark("duel", device, *duel),
+            Step("reading: numbers in novels", [*run, *reading, f"report.keep={kept / 'passkey'}"], resumes=True),
+            benchmark("duel", device, kept, *duel),
         ]
     return planned
 
 
-def benchmark(name: str, device: str, *words: str) -> Step:
-    """Return the step of a benchmark, whose results go beside those of the CPU."""
-    command = [sys.executable, "-m", "benchmarks", name, "--device", device, "--json", str(GPU / f"{name}.json"), *words]
+def benchmark(name: str, device: str, kept: Path, *words: str) -> Step:
+    """Return the step of a benchmark, whose results go into the folder ``kept``."""
+    command = [sys.executable, "-m", "benchmarks", name, "--device", device, "--json", str(kept / f"{name}.json"), *words]
     return Step(f"benchmark: {name}", command, resumes=name == "duel")
 
 
@@ -95,7 +95,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", default="paper_7m", help="of the trained models, a file of conf/size")
     parser.add_argument("--set", nargs="*", default=[], help="further settings of the trainings")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs", help="folder of runs")
-    parser.add_argument("--record", type=Path, default=GPU / "steps.json", help="where the ends of steps are recorded")
+    parser.add_argument(
+        "--record", type=Path, default=GPU / "steps.json", help="where the ends of steps are recorded, with results beside it"
+    )
     parser.add_argument("--again", nargs="*", default=[], help="names of steps that are done, and run once more")
     parser.add_argument("--list", action="store_true", help="only print the steps")
     parser.add_argument("--accelerator", choices=("gpu", "cpu"), default="gpu", help="cpu: to try the steps out")
