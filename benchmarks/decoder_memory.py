@@ -142,7 +142,7 @@ class Prompted(Decoder):
             begin, end = max(0, first - self.overlap), min(first + self.window, len(tokens) - 1)
             passages = self.best(tokens[max(0, first - WINDOW) : first + 1].tolist())
             start = torch.tensor(self.start, dtype=torch.long)
-            yield self.read_window(torch.cat([start, *passages, tokens[begin:end]]), end - first, logits)
+            yield from self.read_window(torch.cat([start, *passages, tokens[begin:end]]), end - first, logits)
 
 
 def worth_rows(memory: TextMemory, folder: Path, load: Callable[[], Any]) -> list[dict[str, Any]]:

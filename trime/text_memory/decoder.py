@@ -22,6 +22,7 @@ from trime.errors import UserError
 from trime.models.pretrained.loading import identity_of_model, positions_of, unwrapped
 from trime.models.pretrained.tokenizer import encode_text, prompt_frame
 
+SCORES = 2**24  # log-probabilities that are held at once
 ANCHOR = "a"  # decoded before a token, so that the space that the token begins with is not dropped
 
 
@@ -51,16 +52,17 @@ class Decoder:
             self.overlap = min(overlap, positions // 4)
             self.window = min(window, positions - self.overlap - len(self.start))
         self.last: Tensor | None = None  # contexts that the output layer read last [b n d]
-        self.skips_logits, self.pieces = False, Pieces(tokenizer)
+        self.wanted: int | None = None  # last contexts whose logits are computed; None: all
+        self.pieces = Pieces(tokenizer)
         # The model must not keep this object, and its hook, for as long as it lives itself.
         caught = weakref.WeakMethod(self.catch)
         hook = head.register_forward_pre_hook(lambda *inputs: caught()(*inputs) if caught() else None)  # type: ignore[misc]
         weakref.finalize(self, hook.remove)
 
     def catch(self, module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Keep the contexts that the output layer reads; while a text is added, let it compute for the last of them alone."""
+        """Keep the contexts that the output layer reads, and let it compute for those alone whose logits are wanted."""
         self.last = inputs[0].detach()
-        return (inputs[0][:, -1:],) if self.skips_logits else None
+        return (inputs[0][:, -self.wanted :],) if self.wanted else None
 
     def check_mode(self) -> None:
         """Raise UserError if the model drops units out."""
@@ -68,12 +70,13 @@ class Decoder:
             raise UserError("the model is in training mode, in which its contexts are drawn at random: call model.eval() first")
 
     @contextmanager
-    def without_logits(self) -> Iterator[None]:
-        self.skips_logits = True
+    def with_logits_of(self, count: int) -> Iterator[None]:
+        """Let the model compute the logits of the last ``count`` contexts alone."""
+        self.wanted = count
         try:
             yield
         finally:
-            self.skips_logits = False
+            self.wanted = None
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, after those that begin every text of this model."""
@@ -84,23 +87,26 @@ class Decoder:
         for first in range(0, len(tokens) - 1, self.window):
             begin, end = max(0, first - self.overlap), min(first + self.window, len(tokens) - 1)
             start = torch.tensor(self.start if begin else [], dtype=torch.long)
-            yield self.read_window(torch.cat([start, tokens[begin:end]]), end - first, logits)
+            yield from self.read_window(torch.cat([start, tokens[begin:end]]), end - first, logits)
 
-    @torch.no_grad()
-    def read_window(self, tokens: Int[Tensor, " _"], scored: int, logits: bool) -> Read:
-        """Read some tokens; return the contexts of the last ``scored`` ones, and log-probabilities if ``logits``."""
+    def read_window(self, tokens: Int[Tensor, " _"], scored: int, logits: bool) -> Iterator[Read]:
+        """Read some tokens; yield the contexts of the last ``scored`` ones, with log-probabilities if ``logits``.
+
+        Log-probabilities come for some contexts at a time: those of a window and 262,144 symbols are a gigabyte, several times.
+        """
         self.check_mode()
-        inputs = tokens[None].to(self.model.device)
-        if logits:
-            scores = self.model(input_ids=inputs, use_cache=False).logits[0, -scored:].float()
-        else:
-            with self.without_logits():
-                self.model(input_ids=inputs, use_cache=False)
+        with torch.no_grad(), self.with_logits_of(scored if logits else 1):
+            scores = self.model(input_ids=tokens[None].to(self.model.device), use_cache=False).logits
         assert self.last is not None
         context = self.last[0, -scored:].float()
         if not context.isfinite().all():
             raise UserError(f"the model's contexts hold NaN or infinity in {self.model.dtype}: load it in bfloat16 or float32")
-        return Read(context, scores.log_softmax(-1) if logits else None)
+        if not logits:
+            yield Read(context, None)
+            return
+        rows = max(1, SCORES // scores.shape[-1])
+        for some, own in zip(context.split(rows), scores[0, -scored:].split(rows), strict=True):
+            yield Read(some, own.float().log_softmax(-1))
 
     def identity(self) -> dict[str, str]:
         """Return what tells this model and this tokenizer from others; it does not depend on the type of the weights."""
