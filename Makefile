@@ -70,7 +70,35 @@ test-slow: install-dev ## the tests that take minutes
 torture: install-dev ## malformed settings, damaged files, hostile text, two at once, kills: counts of each outcome (hours; ARGS="files --count 50")
 	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m scripts.torture $(ARGS)
 
-test-gpu: install-dev ## minutes on a CUDA device: tests, benchmarks, trainings, each of 3 minutes at most, and it goes on where it was (TEXT=DIR of novels, MINUTES=12, MODEL=DIR)
+test-gpu: install-dev ## the tests that need a CUDA device
+	$(VENV)/bin/python -m pytest -m gpu tests/test_gpu.py
+
+wikitext103: install ## TrimeLM_ext on WikiText-103 as TRIME Table 2 (SIZE=tiny: the same path in minutes; ARGS=dataset.path=DIR)
+	$(RUN) $(if $(PAPER),experiment=reproduce/table2/trime_ext,experiment=trime_ext size=$(SIZE) dataset=wikitext103 dataset.documents=100) $(ARGS)
+
+enwik8: install ## TrimeLM_long on enwik8 as TRIME Table 4 (SIZE=tiny, ARGS=dataset.path=FILE)
+	$(RUN) $(if $(PAPER),experiment=reproduce/table4/trime_long,experiment=trime_long size=$(SIZE) dataset=enwik8) $(ARGS)
+
+KEPT ?= outputs/tables
+tables: SIZE := $(if $(filter command line,$(origin SIZE)),$(SIZE),small)
+tables: RUN += $(if $(filter cpu,$(EXTRA)),trainer.precision=32-true) # as the kept ones, on any processor
+tables: install ## the papers' tables in small (SIZE=small, three seeds of the main one; each resumes), their results.json in outputs/tables
+	$(RUN) -m table=main size=$(SIZE) evaluate.tokens=60k seed=0,1,2 report.keep=$(KEPT)/main $(ARGS)
+	$(RUN) table=domain size=$(SIZE) report.keep=$(KEPT)/domain dataset@evaluate.dataset=folder_code \
+	  evaluate.dataset.path=$$($(VENV)/bin/python -c 'import networkx; print(networkx.__path__[0])') $(ARGS)
+	for name in $(notdir $(basename $(wildcard conf/experiment/ablation/*.yaml))); do \
+	  $(RUN) experiment=ablation/$$name size=$(SIZE) report.name=$$name report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
+	for name in test_memory segment_length trained_for; do $(RUN) table=$$name size=$(SIZE) report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
+
+BENCHMARKS := objective step packing external datastore startup memorizing attendre mixture
+bench: install-dev ## every claim of speed, side by side, into benchmarks/results (35 minutes on 2 cores)
+	for name in $(BENCHMARKS); do $(VENV)/bin/python -m benchmarks $$name --device cpu || exit 1; done
+
+bench-gpu: install-dev ## the same on the CUDA device
+	for name in $(BENCHMARKS); do \
+	  $(VENV)/bin/python -m benchmarks $$name --device cuda --json benchmarks/results/gpu/$$name.json || exit 1; done
+
+gpu: install-dev ## minutes on a CUDA device: tests, benchmarks, trainings, each of 3 minutes at most, and it goes on where it was (TEXT=DIR of novels, MINUTES=12, MODEL=DIR)
 	$(VENV)/bin/python -m benchmarks.on_device --text $(or $(TEXT),$(error TEXT=DIR: name a folder of text to train on)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 ledger: install ## every published result beside what was measured here: outputs/ledger.md

@@ -177,6 +177,13 @@ def test_every_dependency_is_pinned() -> None:
     assert versions["faiss-gpu"] == versions["faiss-cpu"], "one version of FAISS, wherever it runs"
 
 
+def test_every_target_of_make_has_a_rule() -> None:
+    """A name in .PHONY without one does nothing, and says that nothing is to be done."""
+    text = (ROOT / "Makefile").read_text()
+    (names,) = re.findall(r"^\.PHONY: (.*)$", text, re.M)
+    assert {*names.split()} == {*re.findall(r"^([a-z0-9-]+):[^=\n]*##", text, re.M)}
+
+
 def pins() -> list[str]:
     return [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
 
