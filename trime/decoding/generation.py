@@ -91,13 +91,13 @@ class Continuation:
         self.network, self.row, self.memories = network, row, memories
         self.windows, self.start, self.scaled_interpolation = windows, start, scaled_interpolation
         self.vocabulary = vocabulary  # number of tokens: an output layer may have more rows
-        self.silent: frozenset[str] = frozenset()  # memories that propose nothing
         self.device = next(network.parameters()).device
         network.record_attention()
         self.restart()
 
     def restart(self) -> None:
-        """Forget the text and what the memories hold of it, and begin another one."""
+        """Forget the text and what the memories hold of it, and begin another one, with every memory."""
+        self.silent: frozenset[str] = frozenset()  # memories that propose nothing
         self.tokens: list[int] = []
         self.state = None  # of the backbone, after the previous windows
         self.started: Started | None = None

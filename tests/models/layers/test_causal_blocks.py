@@ -51,3 +51,14 @@ def test_they_are_used_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) ->
     fused_attention(query, query, query)
     fused_attention(query, query, query, torch.ones(SHORTEST, SHORTEST, dtype=torch.bool).tril())
     assert len(scales) == 1
+
+
+def test_under_autocast_it_is_as_exact_as_in_float32() -> None:
+    """Sharp attention is not rounded, whatever type the projections have."""
+    inputs = [(2.5 * torch.randn(1, 2, SHORTEST, 16)).bfloat16().requires_grad_() for _ in range(3)]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = fused_attention(*inputs, causal=True)
+    exact = F.scaled_dot_product_attention(*(one.float() for one in inputs), is_causal=True)
+    assert out.dtype == torch.float32 and torch.allclose(out, exact, atol=1e-5)
+    for one, other in zip(torch.autograd.grad(out.sum(), inputs), torch.autograd.grad(exact.sum(), inputs), strict=True):
+        assert torch.allclose(one.float(), other.float(), atol=2e-2, rtol=1e-2)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.amp import custom_bwd, custom_fwd
+from torch.autograd.function import once_differentiable
 
 from trime.common.types import Float, Tensor
 
@@ -19,14 +21,18 @@ SHORTEST, LONGEST = 257, 1024  # positions between which it is faster than PyTor
 
 def worth_it(query: Tensor, dropout: float) -> bool:
     """Return whether attention to these queries is faster in blocks: on a CPU, in training, at medium lengths."""
-    kind = query.device.type == "cpu" and query.dtype in (torch.float32, torch.bfloat16)
+    kind = query.device.type == "cpu" and (query.dtype == torch.float32 or torch.is_autocast_enabled("cpu"))
     return kind and SHORTEST <= query.shape[-2] <= LONGEST and not dropout and torch.is_grad_enabled() and query.requires_grad
 
 
 class CausalBlocks(torch.autograd.Function):
-    """softmax(q k^T scale) v over a row's own and earlier positions; all [... l e]."""
+    """softmax(q k^T scale) v over a row's own and earlier positions; all [... l e].
+
+    Under autocast it computes in float32: scores in bfloat16 would round sharp attention, and PyTorch's kernel does not.
+    """
 
     @staticmethod
+    @custom_fwd(device_type="cpu", cast_inputs=torch.float32)
     def forward(
         context: Any,
         query: Float[Tensor, "... l e"],
@@ -48,6 +54,8 @@ class CausalBlocks(torch.autograd.Function):
         return out.view(shape)
 
     @staticmethod
+    @once_differentiable
+    @custom_bwd(device_type="cpu")
     def backward(context: Any, grad: Float[Tensor, "... l e"]) -> tuple[Tensor | None, ...]:
         query, key, value, *kept = context.saved_tensors
         grad = grad.reshape(query.shape)
