@@ -17,6 +17,7 @@ from benchmarks.pages import RESULTS, TEMPLATES, Folder, pages
 from benchmarks.parcels import cut, join
 from tests.conftest import composed
 from trime.errors import UserError
+from trime.report.results import is_run, read_run
 
 
 def test_writing_the_pages_again_changes_nothing() -> None:
@@ -138,3 +139,10 @@ def test_a_folder_is_carried_in_parcels(tmp_path: Path) -> None:
     (tmp_path / "parcels" / "001.bin").unlink()
     with pytest.raises(UserError, match="not there yet"):
         join(tmp_path / "parcels", tmp_path / "again")
+
+
+def test_kept_results_are_as_they_were_written() -> None:
+    """Whoever takes a path out of one writes its checksum again, so that report.runs= reads it."""
+    for path in RESULTS.rglob("*.json"):
+        if is_run(json.loads(path.read_text())):
+            read_run(path)

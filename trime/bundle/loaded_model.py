@@ -103,6 +103,8 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     if not file.is_file():
         raise UserError(f"{folder} is neither a run's folder nor a bundle: it holds neither config.yaml nor {BUNDLE}")
     config: DictConfig = OmegaConf.load(file)  # type: ignore[assignment]
+    if config.trainer.precision == "auto" and not torch.cuda.is_available():  # a run of an earlier version
+        config.trainer.precision = "32-true"
     outputs, configured = file.parents[3], Path(config.paths.outputs).expanduser()  # of runs/NAME/seedN-HASH/config.yaml
     started_in = outputs if configured.is_absolute() else outputs.parents[len(configured.parts) - 1]
     config.paths.outputs = str(outputs)

@@ -153,8 +153,11 @@ def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
     report_several(config, runs, command())
 
 
-def report_sweep(config: DictConfig, folders: list[Path], command: str) -> None:
-    """Report all runs of a sweep and its command together; a single run only if it is to be kept or has a frontier."""
-    if len(set(folders)) > 1 or (folders and (config.report.keep or config.evaluate.subsets == "all")):
+def report_sweep(config: DictConfig, folders: list[Path], command: str, several: bool = False) -> None:
+    """Report all runs of a sweep and its command together; a single run only if it is to be kept or has a frontier.
+
+    ``several``: the command had several jobs, which printed no tables, even if only one of them finished.
+    """
+    if len(set(folders)) > 1 or (folders and (several or config.report.keep or config.evaluate.subsets == "all")):
         check_report(config)
         report_several(config, read_runs(folder / "results.json" for folder in folders), command)

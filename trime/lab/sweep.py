@@ -151,7 +151,7 @@ def report_jobs(results: Sequence[JobResult]) -> None:
         report_best(finished)
     else:
         folders = [Path(folder) for result in finished for folder in result.folders]
-        report_sweep(config, folders, shlex.join([*PROGRAM, *sys.argv[1:]]))
+        report_sweep(config, folders, shlex.join([*PROGRAM, *sys.argv[1:]]), several=len(results) > 1)
 
 
 def report_best(results: Sequence[JobResult]) -> None:

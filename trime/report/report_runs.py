@@ -145,7 +145,8 @@ def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, com
     sections = [section for comparison in comparisons for section in comparison.sections(figures)]
     content = Page(folder.name, run_facts(runs), [*sections, commands_section(runs, command)], ["table.csv", "order.md"])
     page = write_page(content, folder / "page.html")
-    lines = "\n".join(comparison.lines for comparison in comparisons)
+    titles = [f"{comparison.title}:\n\n" * (len(comparisons) > 1) for comparison in comparisons]
+    lines = "\n".join(title + comparison.lines for title, comparison in zip(titles, comparisons, strict=True))
     best = " ".join(runs_verdict(comparison.groups) for comparison in comparisons)
     # Published results stand in the files alone, and a note that several texts share is said once.
     notes = dict.fromkeys(note for comparison in comparisons for note in comparison.notes if note != PUBLISHED_NOTE)

@@ -16,7 +16,7 @@ from trime.report.answers import answers_table
 from trime.report.bootstrap import Difference, measured_difference
 from trime.report.groups import Group, comparable, group_labels, rank_groups, size_text
 from trime.report.run_result import FEWEST, VOCABULARY, AnsweringRun, ScoredRun
-from trime.report.tables import INTERVAL, INTERVAL_CELL, PROCESSOR_TIME, Table, decimals, row_difference, run_table
+from trime.report.tables import INTERVAL, PROCESSOR_TIME, Table, decimals, row_difference, run_table
 
 WIDTH = 100  # characters of a line
 COLUMNS = 5  # of a table
@@ -33,8 +33,8 @@ def fitted(table: Table, titles: Collection[str]) -> str:
         shown.add_column(table.header[number], justify="right" if table.numeric[number] else "left", overflow="fold")
     for line in table.lines:
         cells = [line[number] for number in numbers]
-        # An interval says what files add in words: whether a difference is shown.
-        shown.add_row(*(found[0] if (found := INTERVAL_CELL.match(cell)) else cell for cell in cells))
+        # An interval says what files add in words: that no difference is shown.
+        shown.add_row(*(cell.removesuffix(" no difference shown") for cell in cells))
     # Brackets are those of intervals, and nothing is coloured: the same lines stand in a file.
     console = Console(file=(out := io.StringIO()), width=WIDTH, markup=False, emoji=False, highlight=False, color_system=None)
     console.print(shown)

@@ -127,7 +127,7 @@ def serve(writer: Writer, port: int) -> None:
     try:
         listening = socket.create_server((HOST, port))
     except (OSError, OverflowError) as error:
-        raise UserError(f"port {port} cannot be used ({error}): serve.port=0 takes one that is free") from None
+        raise UserError(f"port {port} cannot be used ({error}): 0 takes one that is free (serve.port=0)") from None
     print(f"explorer: http://{HOST}:{listening.getsockname()[1]} (Ctrl-C ends it)", flush=True)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(uvicorn.Config(app_of(Explorer(writer)), log_level="warning")).run(sockets=[listening])

@@ -51,7 +51,8 @@ def report_run(graph: Graph) -> RunOutcome:
     # The samples' artefact is of the run before it is drawn, so that pruning does not take what was drawn so far.
     run = keep_provenance(folder / "results.json", collect_results(graph, [sampled] if sampled else []))
     # Written before anything slow or fragile, such as pictures: they are the result.
-    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    kept = OmegaConf.merge(config, {"trainer": {"precision": graph.hardware.precision}})  # auto depends on the machine
+    write_atomically(folder / "config.yaml", OmegaConf.to_yaml(kept, resolve=True))
     write_results(folder / "results.json", run)
     if config.logger.history:
         copy_file(graph.model.path() / "metrics.csv", folder / "metrics.csv")

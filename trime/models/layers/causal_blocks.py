@@ -32,7 +32,7 @@ class CausalBlocks(torch.autograd.Function):
     """
 
     @staticmethod
-    @custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    @custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(
         context: Any,
         query: Float[Tensor, "... l e"],
@@ -55,8 +55,8 @@ class CausalBlocks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @custom_bwd(device_type="cpu")
-    def backward(context: Any, grad: Float[Tensor, "... l e"]) -> tuple[Tensor | None, ...]:
+    @custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
+    def backward(context: Any, grad: Float[Tensor, "... l e"]) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, *kept = context.saved_tensors
         grad = grad.reshape(query.shape)
         to_query, to_key, to_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
