@@ -12,7 +12,7 @@ from trime.report.bootstrap import Difference
 from trime.report.canvas import LINES, canvas, without_mathematics
 
 FOLDER = ROOT / "docs" / "findings"
-BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"  # of Okabe and Ito, told apart in grey too by their forms
+BLUE, ORANGE = "#0072B2", "#D55E00"  # of Okabe and Ito, told apart in grey too by their forms
 INK, SOFT = "#1d2733", "#5b6875"
 
 Cells = Mapping[tuple[str, str], tuple[float, bool]]  # a number by line and column, and whether it is sure

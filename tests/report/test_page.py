@@ -6,7 +6,6 @@ import csv
 import html
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,16 +16,13 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT, composed
+from tests.helpers.browser import in_a_browser, seen_at
 from tests.helpers.runs import SharedRun
 from trime.report.page import Page, Section, sample_sections, write_page
 from trime.report.passages import Sample
 from trime.report.tables import Table
 from trime.stages.graph import Graph
 from trime.stages.samples.text_samples import passages, samples_of
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
-in_a_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium (.ci/run does)")
 
 MEASURE = """
 const frame = document.querySelector("iframe");
@@ -52,16 +48,8 @@ def render(page: Path, width: int, folder: Path) -> dict[str, Any]:
     frame = f'<iframe style="border:0;width:{width}px;height:900px" srcdoc="{html.escape(page.read_text())}"></iframe>'
     room = folder / f"frame{width}.html"
     room.write_text(f"<!doctype html><body>{frame}<script>{MEASURE}</script></body>")
-    given = [
-        str(BROWSER),
-        "--headless",
-        *QUIET,
-        f"--user-data-dir={folder}/profile",
-        "--virtual-time-budget=8000",
-        "--dump-dom",
-    ]
-    done = subprocess.run([*given, room.as_uri()], capture_output=True, text=True, timeout=120, check=True)
-    return json.loads(html.unescape(re.search(r"<body>(\{.*\})", done.stdout).group(1)))  # type: ignore[union-attr]
+    seen = seen_at(room.as_uri(), folder / "profile")
+    return json.loads(html.unescape(re.search(r"<body>(\{.*\})", seen).group(1)))  # type: ignore[union-attr]
 
 
 @pytest.fixture()

@@ -10,7 +10,7 @@ from tests.helpers.results import grouped, made, scored
 from trime.lab.sweep import show_news_alone
 from trime.report.comparison import compare_table
 from trime.report.run_result import ScoredRun
-from trime.report.tables import Table
+from trime.report.tables import Table, run_table
 from trime.report.terminal import WIDTH, ending, fitted, run_lines, run_verdict, runs_lines, runs_verdict
 
 LOSSES = [3.0 + 0.01 * number for number in range(12)]
@@ -40,7 +40,7 @@ def test_long_cells_wrap_and_nothing_is_cut_off() -> None:
 
 def test_the_best_row_comes_first_and_the_verdict_is_on_the_last() -> None:
     run = with_rows(0.0, -0.2, -0.1)
-    lines = run_lines(run).splitlines()
+    lines = run_lines(run, run_table(run)).splitlines()
     assert [line.split("  ")[0] for line in lines[2:]] == ["vocabulary + 1", "vocabulary + 2", "vocabulary"]
     verdict = run_verdict(run)
     assert f"test perplexity {run.row.value:.2f}, -" in verdict and verdict.endswith("against the model without memories.")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
 import socket
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -14,12 +12,12 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.helpers.browser import in_a_browser, seen_at
 from tests.helpers.runs import SharedRun
 from trime.bundle.loaded_model import load
 from trime.errors import UserError
 from trime.stages.explorer import HOST, Asked, Explorer, app_of, serve
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TEXT = "import os\nimport sys\nfor name in os.listdir ( path ) :\n"
 
 
@@ -89,7 +87,7 @@ def test_a_port_that_is_taken_is_named(explorer: Explorer) -> None:
         serve(explorer.writer, taken.getsockname()[1])
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium (.ci/run does)")
+@in_a_browser
 def test_a_browser_shows_it(explorer: Explorer, tmp_path: Path) -> None:
     """A text in the address is explained at once, and its first word's sources are open."""
     uvicorn = pytest.importorskip("uvicorn")
@@ -100,9 +98,7 @@ def test_a_browser_shows_it(explorer: Explorer, tmp_path: Path) -> None:
     while not server.started and thread.is_alive():
         time.sleep(0.05)
     address = f"http://{HOST}:{listening.getsockname()[1]}/?text={quote(TEXT)}"
-    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    command = [str(BROWSER), *quiet, f"--user-data-dir={tmp_path}", "--virtual-time-budget=20000", "--dump-dom", address]
-    seen = html.unescape(subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout)
+    seen = html.unescape(seen_at(address, tmp_path))
     server.should_exit = True
     thread.join(30)
     assert re.search(r"<output[^>]*>perplexity [\d.,]+ of \d+ tokens", seen) and "has probability" in seen

@@ -40,7 +40,7 @@ def templates() -> Environment:
 
 
 def rendered(template: str, **content: Any) -> str:
-    """Return a page."""
+    """Return the HTML that a template of this folder makes of ``content``."""
     return templates().get_template(template).render(content)
 
 

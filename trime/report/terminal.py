@@ -16,7 +16,7 @@ from trime.report.answers import answers_table
 from trime.report.bootstrap import Difference, measured_difference
 from trime.report.groups import Group, comparable, group_labels, rank_groups, size_text
 from trime.report.run_result import FEWEST, VOCABULARY, AnsweringRun, ScoredRun
-from trime.report.tables import INTERVAL, PROCESSOR_TIME, Table, decimals, row_difference, run_table
+from trime.report.tables import INTERVAL, PROCESSOR_TIME, Table, decimals, row_difference
 
 WIDTH = 100  # characters of a line
 COLUMNS = 5  # of a table
@@ -47,9 +47,9 @@ def ending(lines: str, verdict: str, notes: Iterable[str], place: str) -> str:
     return "\n\n".join(["", lines.rstrip(), *wrapped, place])
 
 
-def run_lines(run: ScoredRun) -> str:
-    """Return the rows of a run, the best first."""
-    table, rows = run_table(run), run.metrics["test"]
+def run_lines(run: ScoredRun, table: Table) -> str:
+    """Return the rows of a run, whose ``table`` has them in their order, as they are printed: the best first."""
+    rows = run.metrics["test"]
     by_bleu = run.row.bleu is not None
     worth = [-(row.bleu or 0) if by_bleu else row.value if math.isfinite(row.value) else math.inf for row in rows]
     lines = [table.lines[number] for number in sorted(range(len(rows)), key=worth.__getitem__)]

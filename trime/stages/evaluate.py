@@ -101,7 +101,7 @@ class EvaluateParts(Parts):
             alike.setdefault((frozenset(row.memories), row.sizes, id(evaluate.tune.for_row(number))), []).append(number)
         self.groups = [*alike.values()]
         scopes = [
-            max(max(self.rows[row].state_scope, memories.state_scope(self.rows[row].memories)) for row in group)
+            max(memories.state_scope(self.rows[group[0]].memories), *(self.rows[row].state_scope for row in group))
             for group in self.groups
         ]
         cuts = {scope: text_parts(evaluate.encoded, scope) for scope in {*scopes}}
@@ -169,7 +169,7 @@ class RowScores:
         self.processor_seconds += processor_seconds() - processor
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what a part's file holds of the row."""
+        """Return summed losses, and the memories' share [n] of each token if there are any, as a part's file holds them."""
         shares = {"share": torch.cat(self.shares).cpu()} if self.shares else {}
         return grouped("losses", self.sums.tensors()) | shares
 

@@ -48,7 +48,7 @@ class Explorer:
         del self.colours[VOCABULARY]
 
     def page(self) -> str:
-        """Return the page."""
+        """Return the HTML of the page on which texts are typed."""
         label = f"{self.writer.graph.config.name}, {self.writer.label}"
         return rendered("explorer.html", label=label, colours=self.colours, tokens=TOKENS)
 
@@ -88,7 +88,7 @@ def summary(tokens: list[GeneratedToken], written: bool) -> str:
 
 
 def app_of(explorer: Explorer) -> Any:
-    """Return the ASGI application of an explorer."""
+    """Return the ASGI application that shows an explorer's page and gives its answers, to this machine alone."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware
@@ -134,7 +134,7 @@ def serve(writer: Writer, port: int) -> None:
 
 
 def serve_run(graph: Graph) -> None:
-    """Serve the last row of an experiment."""
+    """Serve the last row of an experiment; UserError if its memories are inside the model."""
     writer = open_writer(graph)
     if not isinstance(writer, Writer):
         raise UserError("stages=[serve] shows memories beside a model's output: name an experiment that has some")

@@ -58,8 +58,8 @@ def report_run(graph: Graph) -> RunOutcome:
         copy_file(graph.model.path() / "metrics.csv", folder / "metrics.csv")
     if graph.per_token:
         copy_file(graph.per_token.path() / TOKENS, folder / TOKENS)
-    compared = bool(config.report.baseline)
-    sections, is_alone = result_sections(run, folder, compared), runs_of_sweep() < 2
+    table, notes = tables.run_table(run), notes_of(run, compared=bool(config.report.baseline))
+    sections, is_alone = result_sections(run, folder, table, notes), runs_of_sweep() < 2
     if is_alone:  # what follows decorates the results, and may take longer than they did
         print(f"results: {folder / 'results.json'}", flush=True)
     samples: list[Sample] = []
@@ -93,19 +93,17 @@ def report_run(graph: Graph) -> RunOutcome:
         f"commit {(run.commit or 'unknown')[:12]}",
     ]
     page = write_page(Page(run.name, facts, [*sections, commands_section([run])], files), folder / "page.html")
-    whole = ending(run_lines(run), run_verdict(run), notes_of(run, compared), place_of(page))
-    print(whole if is_alone else f"{run_result(run)}, {page}", flush=True)  # a sweep ends with a table of all
+    if is_alone:
+        print(ending(run_lines(run, table), run_verdict(run), notes, place_of(page)), flush=True)
+    else:  # a sweep ends with a table of all
+        print(f"{run_result(run)}, {page}", flush=True)
     # After all files: what is logged is what the page shows.
     log_once(lambda: graph.loggers, plain(config.logger), folder, run, samples, pictures)
     return RunOutcome(run.dev.loss, (folder,))
 
 
-def result_sections(run: ScoredRun, folder: Path, compared: bool) -> list[Section]:
-    """Write the tables of a run; return the sections of its rows and its memories.
-
-    ``compared``: whether its baseline is run as well.
-    """
-    table, notes = tables.run_table(run), notes_of(run, compared)
+def result_sections(run: ScoredRun, folder: Path, table: Table, notes: list[str]) -> list[Section]:
+    """Write the tables of a run, that of its rows with its notes; return the sections of its rows and its memories."""
     text = "\n".join([tables.markdown(*table), *(f"{note}\n" for note in notes)])
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", tables.to_csv(*table))
