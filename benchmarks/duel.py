@@ -1,13 +1,13 @@
 """Evicting caches beside kvpress: prompts of lm_eval's RULER tasks, which need no download, and what each answers.
 
 Every contestant reads the same prompts, the question at their end, and keeps the same share of them. kvpress runs in an
-environment of its own (``--kvpress PYTHON``). What a contestant answered is kept in ``--folder``, and the same command goes on
-from there.
+environment of its own (``--kvpress PYTHON``). Each answer is kept in ``--folder``, and the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import time
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.completion import interval
 from benchmarks.decoder_memory import finished
 from benchmarks.measure import ROOT, Measured
+from trime.common.io import write_json
 from trime.common.progress import Progress
 
 SIDE = ROOT / "benchmarks" / "duel_kvpress.py"
@@ -66,16 +67,15 @@ def measure(options: argparse.Namespace) -> Measured:
         place = f"{file.stem.removeprefix('prompts-')}-{options.dtype}-{name}".replace(", ", "-").replace(" ", "-")
         return options.folder / f"answers-{place}.json"
 
-    answers["all is kept"] = finished(kept("all"), lambda: answers_of(options, prompts, {}))
+    answers["all is kept"] = answers_of(options, prompts, {}, kept("all"))
     for name in options.ours:
         settings = {**OURS[name], "memory": options.share}
-        answers[name] = finished(kept(f"{name}-{options.share}"), lambda s=settings: answers_of(options, prompts, s))  # type: ignore[misc]
+        answers[name] = answers_of(options, prompts, settings, kept(f"{name}-{options.share}"))
     for name in options.theirs if options.kvpress else ():
         out = kept(f"kvpress-{name}-{options.share}")
-        if not out.exists():
-            words = [options.model, file, out, name, options.share, options.dtype, options.device]
-            subprocess.run([options.kvpress, str(SIDE), *map(str, words)], check=True)
-        answers[f"kvpress: {name}"] = finished(out, lambda: [])
+        words = [options.model, file, out, name, options.share, options.dtype, options.device]
+        subprocess.run([options.kvpress, str(SIDE), *map(str, words)], check=True)
+        answers[f"kvpress: {name}"] = json.loads(out.read_text())
     full = rights(prompts, answers["all is kept"])
     return Measured([row_of(name, each, prompts, full) for name, each in answers.items()], [])
 
@@ -110,8 +110,12 @@ def prompts_of(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def answers_of(options: argparse.Namespace, prompts: list[Row], settings: dict[str, Any]) -> list[Row]:
-    """Return what the model answers with an evicting cache, or without one."""
+def answers_of(options: argparse.Namespace, prompts: list[Row], settings: dict[str, Any], file: Path) -> list[Row]:
+    """Return what the model answers with an evicting cache, or without one; each answer is kept in the file."""
+    rows: list[Row] = json.loads(file.read_text()) if file.exists() else []
+    if len(rows) == len(prompts):
+        return rows
+
     from lm_eval.api.instance import Instance
 
     import trime.harness
@@ -127,8 +131,8 @@ def answers_of(options: argparse.Namespace, prompts: list[Row], settings: dict[s
         max_length=2 * options.tokens,
         **settings,
     )
-    rows = []
-    for prompt in Progress(prompts, unit="prompt", desc=", ".join(map(str, settings.values())) or "all is kept"):
+    description = ", ".join(map(str, settings.values())) or "all is kept"
+    for prompt in Progress(prompts[len(rows) :], initial=len(rows), total=len(prompts), unit="prompt", desc=description):
         started = time.perf_counter()
         model.prompts |= dict.fromkeys(model.prompts, 0)
         arguments = prompt["prompt"], {"max_gen_toks": prompt["longest"], "until": [], "do_sample": False}
@@ -136,6 +140,7 @@ def answers_of(options: argparse.Namespace, prompts: list[Row], settings: dict[s
         everything = model.bytes_of(int(model.prompts["tokens"]))
         held = {name: model.prompts[f"bytes held {name}"] or everything for name in ("at most", "after")}
         rows.append({"text": text, "seconds": time.perf_counter() - started, **held})
+        write_json(file, rows)
     return rows
 
 

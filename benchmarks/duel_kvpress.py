@@ -50,13 +50,18 @@ def answer(model: Any, tokenizer: Any, prompt: dict[str, Any], press: Any) -> di
 
 def main() -> None:
     folder, prompts, out, press, share, dtype, *device = sys.argv[1:]
+    wanted = json.loads(Path(prompts).read_text())
+    rows = json.loads(Path(out).read_text()) if Path(out).exists() else []
+    if len(rows) == len(wanted):
+        return
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(*device or ["cpu"])
-    rows = []
-    for number, prompt in enumerate(json.loads(Path(prompts).read_text()), 1):
+    for prompt in wanted[len(rows) :]:
         rows.append(answer(model, tokenizer, prompt, PRESSES[press](1 - float(share))))
-        print(f"\rkvpress, {press}: {number}", end="", file=sys.stderr, flush=True)
-    Path(out).write_text(json.dumps(rows))
+        aside = Path(out).with_suffix(".partial")
+        aside.write_text(json.dumps(rows))
+        aside.replace(out)
+        print(f"\rkvpress, {press}: {len(rows)} of {len(wanted)}", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
