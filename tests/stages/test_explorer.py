@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
+import os
 import re
+import signal
 import socket
 import threading
 import time
 from pathlib import Path
 from urllib.parse import quote
+from urllib.request import urlopen
 
 import pytest
 
@@ -85,6 +89,29 @@ def test_only_this_machine_is_answered(explorer: Explorer) -> None:
 def test_a_port_that_is_taken_is_named(explorer: Explorer) -> None:
     with socket.create_server((HOST, 0)) as taken, pytest.raises(UserError, match="0 takes one that is free"):
         serve(explorer.writer, taken.getsockname()[1])
+
+
+def test_it_runs_where_a_loop_runs_already(explorer: Explorer, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a notebook, whose cell goes on when it is interrupted."""
+    pytest.importorskip("uvicorn")
+    pages = []
+
+    def visit() -> None:
+        while not (address := re.search(r"http://\S+", capsys.readouterr().out)):
+            time.sleep(0.05)
+        with urlopen(address[0]) as page:
+            pages.append(page.read().decode())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    async def cell() -> str:
+        serve(explorer.writer, 0)
+        return "went on"
+
+    visitor = threading.Thread(target=visit, daemon=True)
+    visitor.start()
+    loop = asyncio.new_event_loop()
+    assert loop.run_until_complete(cell()) == "went on" and "textarea" in pages[0]
+    loop.close()
 
 
 @in_a_browser

@@ -129,8 +129,14 @@ def serve(writer: Writer, port: int) -> None:
     except (OSError, OverflowError) as error:
         raise UserError(f"port {port} cannot be used ({error}): 0 takes one that is free (serve.port=0)") from None
     print(f"explorer: http://{HOST}:{listening.getsockname()[1]} (Ctrl-C ends it)", flush=True)
+    server = uvicorn.Server(uvicorn.Config(app_of(Explorer(writer)), log_level="warning"))
+    # A thread has a loop of its own: in a notebook one runs already.
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(uvicorn.Config(app_of(Explorer(writer)), log_level="warning")).run(sockets=[listening])
+        thread.join()
+    server.should_exit = True
+    thread.join()
 
 
 def serve_run(graph: Graph) -> None:
