@@ -29,7 +29,8 @@ from trime.report.comparison import order_table
 from trime.report.frontier import External, Point, frontier_points
 from trime.report.groups import Group, group_runs, split_by_mixture
 from trime.report.run_result import ScoredRun, run_from_json, scored_runs
-from trime.report.tables import memory_contribution
+from trime.report.tables import memory_contribution, run_table
+from trime.report.terminal import ending, run_lines, run_verdict
 from trime.stages.ledger import expected_cells, reproductions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +75,12 @@ class Results:
         if self.kept[0]["metrics"]["test"][-1]["mixture"] != "adaptive":
             raise LookupError(f"{self.kept[0]['name']} has no adaptive row")
         return replace(self, index=-1)
+
+    @property
+    def printed(self) -> str:
+        """Return the table and the verdict that the run of the first seed ends with."""
+        run = scored_runs([run_from_json(self.kept[0])])[0]
+        return ending(run_lines(run, run_table(run)), run_verdict(run), (), "").strip("\n")
 
     def row(self, index: int) -> Results:
         """Return another row: 0 is the vocabulary alone, -1 the last."""
