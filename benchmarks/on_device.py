@@ -36,6 +36,7 @@ RUNS = {  # whole runs, at size=tiny
     "float32": ["trainer.precision=32-true"],
     "faiss-gpu": ["index=ivf", "index.factory=IVF16_SQ8", "index.device=cuda"],
 }
+SHORT = ["train.updates=500", "stages=[prepare,pack,fit]"]  # its speed beside that of the row is in train.json
 ROWS = ("vanilla", "trime", "trime_ext", "trime_long", "knn_lm", "cache", "knn_lm_cache", "trime_ext_no_long", "trime_all")
 
 
@@ -68,6 +69,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
         ),
         *(benchmark(name, device, kept) for name in WANTED[:4]),
         *(Step(f"row: {name}", [*run, f"experiment={name}", *training], resumes=True) for name in ROWS),
+        Step("trime, compiled", [*run, "experiment=trime", *training, "trainer.compile=true", *SHORT], resumes=True),
         Step("rows, compared", [*run, "stages=[report]", finished, f"report.keep={kept / 'main'}", outputs]),
         *(benchmark(name, device, kept) for name in WANTED[4:]),
     ]

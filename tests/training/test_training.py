@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from omegaconf import DictConfig
+from torch import nn
 
 from tests.conftest import ROOT
 from tests.helpers.training import SHARDED, crash_before, load_weights, train, train_watched
@@ -22,7 +25,7 @@ from trime.common.types import Batch
 from trime.errors import UserError
 from trime.memory.training.in_batch import Drawn, InBatch
 from trime.memory.training.visibility import Local
-from trime.models.backbones.transformer import Transformer
+from trime.models.backbones.transformer import Transformer, TransformerLayer
 from trime.models.layers.embeddings import AdaptiveInput
 from trime.models.layers.heads import AdaptiveSoftmax
 from trime.models.network import Network
@@ -266,6 +269,39 @@ def test_a_non_finite_loss_is_an_error_with_advice(tiny: Tiny, tmp_path: Path) -
     )
     with pytest.raises(UserError, match=r"schedule\.peak"):
         train(config)
+
+
+def test_compiled_layers_train_the_same_model(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer is compiled, and a line says where that fails. No compiler is needed: what it makes is replaced."""
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda layer: compiled.append(layer))
+    options = "experiment=trime_ext", "dataset.modules=20", *SHORT
+    plain = train(tiny(*options))
+    same = train(tiny(*options, "trainer.compile=true", f"paths.outputs={tmp_path}"))
+    assert compiled and all(isinstance(layer, TransformerLayer) for layer in compiled)
+    assert all(torch.equal(same[name], weight) for name, weight in plain.items())
+
+    def no_compiler(*_: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(nn.Module, "compile", lambda layer: setattr(layer, "_compiled_call_impl", no_compiler))
+    with pytest.raises(UserError, match=r"no compiler.*leave trainer\.compile=true out"):
+        train(tiny(*options, "trainer.compile=true", f"paths.outputs={tmp_path}/broken"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU by a C++ compiler")
+@pytest.mark.parametrize("experiment", ["trime_ext", "transformer_xl", "memorizing"])
+def test_losses_of_compiled_layers(experiment: str, tmp_path: Path) -> None:
+    losses = {}
+    for compiles in ("false", "true"):
+        words = ["size=tiny", "train.updates=12", "train.log_every=1", "trainer.precision=32-true", "logger=none"]
+        words += [f"experiment={experiment}", f"trainer.compile={compiles}", f"paths.outputs={tmp_path}/{compiles}"]
+        command = [sys.executable, ROOT / "cli.py", *words, "stages=[prepare,pack,fit]"]
+        subprocess.run(command, check=True, capture_output=True, timeout=500)
+        (file,) = (tmp_path / compiles / "artefacts").glob("fit-*/metrics.csv")
+        losses[compiles] = [float(row["train/loss"]) for row in csv.DictReader(file.open()) if row["train/loss"]]
+    assert len(losses["true"]) == 12 and losses["true"] == pytest.approx(losses["false"], abs=1e-5)
 
 
 def objectives(config: DictConfig) -> dict[int, float]:

@@ -76,11 +76,11 @@ def check_device(**tensors: torch.Tensor) -> None:
 
 
 def check_broadcast(**tensors: torch.Tensor) -> None:
-    """Raise UserError unless all tensors are of floats without NaN, on one device, and their shapes broadcast."""
+    """Raise UserError unless all tensors are of floats, on one device, and their shapes broadcast; on the CPU also for NaN."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             raise UserError(f"{name}={shown(tensor)}: it must be a tensor of floating-point numbers")
-        if tensor.isnan().any():
+        if not tensor.is_cuda and tensor.isnan().any():  # a GPU would be waited for, in each update
             raise UserError(f"{name} holds NaN: see what computed it")
     check_device(**tensors)
     try:

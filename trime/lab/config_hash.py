@@ -45,6 +45,8 @@ def config_hash(config: DictConfig) -> str:
         without(content, VALIDATION)
     if not content["model"].get("recall"):
         content["model"].pop("recall", None)  # as before it was a setting
+    if not content["trainer"].get("compile"):
+        content["trainer"].pop("compile", None)  # as before it was a setting
     if not any(content["callbacks"].values()):
         content.pop("callbacks")
     own = [node["datastore"] for node in content["test_memories"].values() if "datastore" in node]

@@ -45,6 +45,14 @@ class Network(nn.Module):
         """Return the backbone's output for a batch. To call this, not the backbone, lets FSDP gather sharded weights."""
         return self.backbone(*inputs)
 
+    def compile_layers(self) -> None:
+        """Compile each layer of the backbone in place; UserError where it has no list of layers."""
+        layers = [layer for part in self.backbone.children() if isinstance(part, nn.ModuleList) for layer in part]
+        if not layers:
+            raise UserError(f"trainer.compile=true cannot compile {type(self.backbone).__name__}: leave it out for this model")
+        for layer in layers:
+            layer.compile()
+
     @property
     def is_stateful(self) -> bool:
         """True where rows continue from batch to batch: the backbone has a state, and no window has a context of its own."""

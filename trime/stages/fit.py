@@ -79,6 +79,8 @@ class Fit(Artefact):
             content["validation"] = [self.validate_every, self.task.validate_tokens]
         if model.memory() and not model.is_pretrained:
             content["memory"] = [self.memory_size, self.eviction]
+        if self.hardware.compiles:
+            content["compiled"] = True
         if self.task.memory.get("own_gradient_only"):  # with this quirk of the published code, devices change the gradient
             content["devices"] = self.hardware.world_size
         return content
@@ -143,6 +145,8 @@ class Fit(Artefact):
 
     def run_updates(self, network: Network, corpus: Any, folder: Path, history: History) -> tuple[Network, int, int]:
         """Train, resuming where a killed training stopped; return the network, the updates made and that of its weights."""
+        if self.hardware.compiles:
+            network.compile_layers()
         neighbours = self.pack.table() if self.pack else None
         module, data = self.task.module(network), self.task.data(corpus, neighbours, network.is_stateful)
         best = self.task.best_weights(folder / "checkpoints") if self.keep == "best" else None
@@ -157,6 +161,11 @@ class Fit(Artefact):
                     log.warning(f"{self.stage}: stopped after {trainer.global_step:,} of {trainer.max_steps:,} updates")
                 network, kept_update = self.select_weights(network, best, trainer.global_step)
                 return network, trainer.global_step, kept_update
+            except Exception as error:
+                if not self.hardware.compiles or trainer.global_step or isinstance(error, UserError):
+                    raise
+                reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+                raise UserError(f"the layers cannot be compiled ({reason}): leave trainer.compile=true out") from error
             finally:  # otherwise the next run of a sweep would wait for processes that have ended
                 if distributed.is_initialized():
                     distributed.destroy_process_group()

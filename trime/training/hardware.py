@@ -26,7 +26,8 @@ NODE = "NODE_RANK"  # the variable with the number of this machine
 
 @dataclass(frozen=True)
 class Hardware:
-    """The section ``trainer``: where models run. Of its fields only ``precision``, Lightning's name of it, changes a result."""
+    """The section ``trainer``: where models run. Of its fields ``precision``, Lightning's name of it, changes results, and
+    ``compiles`` their last digits, or what dropout draws."""
 
     precision: str
     accelerator: Free[str] = "auto"
@@ -34,6 +35,7 @@ class Hardware:
     num_nodes: Free[int] = 1  # machines
     strategy: Free[str] = "ddp"
     progress_bar: Free[bool] = True
+    compiles: Free[bool] = False  # the layers of the model that is trained
 
     @classmethod
     def of(cls, trainer: Any) -> Hardware:
@@ -44,7 +46,7 @@ class Hardware:
             fast = torch.cuda.is_bf16_supported() if on_cuda else cpu.multiplies_in_bfloat16()
             precision = "bf16-mixed" if fast else "32-true"
         places = trainer.accelerator, trainer.devices, int(trainer.num_nodes), trainer.strategy
-        return cls(precision, *places, trainer.enable_progress_bar)
+        return cls(precision, *places, trainer.enable_progress_bar, trainer.compile)
 
     @property
     def device(self) -> torch.device:
