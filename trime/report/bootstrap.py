@@ -7,6 +7,7 @@ replacement, identically for the two sides. Few long documents, such as a single
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -63,25 +64,33 @@ def interval_of(group: Group) -> tuple[float, float] | None:
     if group.row.bleu is not None or len({len(of_run) for of_run in losses}) > 1 or len(losses) * len(losses[0]) < FEWEST:
         return None
     sums = np.array(losses)  # [seeds, documents, (summed loss, tokens)]
-    seed_counts, document_counts = draw_counts(*sums.shape[:2])
-    drawn = np.einsum("rs,sdx,rd->rx", seed_counts, sums, document_counts)
+    drawn = drawn_sums(sums)
     low, high = np.percentile(ARRAY_MEASURES[group.row.metric_name](drawn[:, 0] / drawn[:, 1]), [2.5, 97.5])
     return float(low), float(high)
 
 
+@lru_cache(maxsize=2)  # drawing takes longer than all else, and the rows of a table share their documents
 def draw_counts(*numbers: int) -> tuple[np.ndarray, ...]:
     """Return for each number n how often every draw of the bootstrap takes each of n units [draws n]; always the same draws."""
     # Always the same draws: a report made again has the same intervals.
     random = np.random.default_rng(0)
-    return tuple(random.multinomial(n, np.full(n, 1 / n), DRAWS) for n in numbers)
+    return tuple(random.multinomial(n, np.full(n, 1 / n), DRAWS).astype(np.float32) for n in numbers)
+
+
+def drawn_sums(values: np.ndarray) -> np.ndarray:
+    """Return the sums of every draw [draws, …, x] of values [seeds, …, documents, x].
+
+    Each draw takes the same documents and seeds everywhere: what two sides share cancels in their difference.
+    """
+    seed_counts, document_counts = draw_counts(len(values), values.shape[-2])
+    by_seed = np.tensordot(document_counts, values, (1, -2))  # one product, of many documents too
+    return np.einsum("rs,rs...->r...", seed_counts, by_seed)
 
 
 def paired_bootstrap(sides: np.ndarray, metric: str) -> Difference:
     """Return the difference in a metric between two sides, given as [seeds, 2, documents, (summed loss, tokens)]."""
     seeds, _, count, _ = sides.shape
-    seed_counts, document_counts = draw_counts(seeds, count)
-    # Each draw takes the same documents and seeds on both sides: what the sides share cancels.
-    sums = np.einsum("rs,spdx,rd->rpx", seed_counts, sides, document_counts)
+    sums = drawn_sums(sides)
     to_metric = ARRAY_MEASURES[metric]
     draws = to_metric(sums[..., 0] / sums[..., 1])
     low, high = np.percentile(draws[:, 0] - draws[:, 1], [2.5, 97.5]) if seeds * count > 1 else (math.nan, math.nan)
