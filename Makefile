@@ -21,9 +21,15 @@ install: $(VENV)/.run-$(EXTRA) ## .venv with what a run needs, pinned (EXTRA=cpu
 install-dev: $(VENV)/.dev-$(EXTRA) ## and with what tests, pages, benchmarks and every optional part need
 
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-$(VENV)/bin/uv:
+# Another TORCH= is another file, so that it is installed.
+INSTALLED := $(VENV)/.torch-$(shell printf %s '$(TORCH)' | cksum | cut -d' ' -f1)
+$(INSTALLED):
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
+	rm -f $(VENV)/.torch-*
+	touch $@
+
+$(VENV)/bin/uv: | $(INSTALLED)
 	$(PIP) uv || touch $@
 
 # uv takes seconds where pip takes minutes; pip does it where uv cannot, as behind a proxy that only pip knows.
@@ -33,11 +39,11 @@ touch $@
 endef
 
 $(VENV)/.run-%: EXTRAS = $*
-$(VENV)/.run-%: pyproject.toml requirements.txt | $(VENV)/bin/uv
+$(VENV)/.run-%: pyproject.toml requirements.txt $(INSTALLED) | $(VENV)/bin/uv
 	$(into_venv)
 
 $(VENV)/.dev-%: EXTRAS = $*,dev
-$(VENV)/.dev-%: pyproject.toml requirements.txt | $(VENV)/bin/uv
+$(VENV)/.dev-%: pyproject.toml requirements.txt $(INSTALLED) | $(VENV)/bin/uv
 	$(into_venv)
 
 run: install ## the main experiment on the built-in corpus: a table and a picture, in 5 to 10 minutes on 2 cores
