@@ -170,11 +170,36 @@ def duel(path: Path) -> None:
     save(figure, path)
 
 
+def papers_order(path: Path) -> None:
+    """Draw the test perplexity of each method by the updates of its training."""
+    names = ("vanilla", "cache", "trime", "trime_long", "knn_lm", "trime_ext")
+    folders = {updates: Folder(f"tables/order/{updates}") for updates in (100, 300, 1000, 3000, 5000)}
+    points = {updates: of for updates, of in folders.items() if "trime_ext" in of}
+    figure, (axis,) = canvas(8.0, 4.4, 1)
+    for name, colour, line in zip(
+        names, (SOFT, BLUE, BLUE, BLUE, ORANGE, ORANGE), ("-", ":", "--", "-", "--", "-"), strict=True
+    ):
+        tests = [of(name).test for of in points.values()]
+        axis.plot([*points], tests, line, color=colour, lw=1.8, marker="o", ms=4)
+        place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "center"}  # where lines are far apart
+        axis.annotate(name, (min(points), tests[0]), (-8, 0), fontsize=9, color=colour, **place)
+    axis.set(xscale="log", yscale="log", xlabel="updates of the whole training", ylabel="test perplexity")
+    axis.set_xticks([*points], [f"{updates:,}" for updates in points])
+    axis.set_yticks([100, 150, 200, 300, 400], ["100", "150", "200", "300", "400"])
+    axis.minorticks_off()
+    axis.set_xlim(min(points) * 0.6, max(points) * 1.15)
+    axis.grid(color=LINES)
+    axis.set_axisbelow(True)
+    axis.set_title("Ninety novels in byte pairs, by the papers' mixtures", fontsize=10)
+    save(figure, path)
+
+
 PICTURES: dict[str, Callable[[Path], None]] = {
     "which-memory": which_memory,
     "evict-and-recall": needles,
     "duel": duel,
     "adaptive-mixture": papers_and_adaptive,
+    "papers-order": papers_order,
 }
 
 if __name__ == "__main__":

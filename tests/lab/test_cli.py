@@ -99,6 +99,18 @@ def test_a_documented_command_is_valid(command: str) -> None:
     validate(composed(*(first_value(word) for word in words if not word.startswith(("sweep=", "hydra")))))
 
 
+def test_pages_name_stages_that_exist() -> None:
+    recipe = ROOT / "docs" / "extend" / "stage.md"  # makes one
+    pages = [ROOT / "README.md", *({*(ROOT / "docs").rglob("*.md")} - {recipe})]
+    named = [
+        (page.name, name)
+        for page in pages
+        for found in re.findall(r"stages=\[([\w,]+)\]", page.read_text())
+        for name in found.split(",")
+    ]
+    assert named and {name for _, name in named} <= {*known_stages()}, [one for one in named if one[1] not in known_stages()]
+
+
 def first_value(word: str) -> str:
     """Return a word of a sweep with the first of its values."""
     key, _, value = word.partition("=")
@@ -178,6 +190,12 @@ def test_a_job_that_is_preempted_is_requeued_and_resumes(session_folder: Path, t
     files = [next(tmp_path.glob(f"{name}/runs/*/*/results.json")) for name in ("preempted", "whole")]
     one, other = ([row["perplexity"] for row in json.loads(file.read_text())["metrics"]["test"]] for file in files)
     assert one == other
+
+
+def test_a_pattern_without_a_match_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["cli.py", "-m", "experiment=glob(nothing*)"])
+    assert main() == 1
+    assert capsys.readouterr().err == "error: nothing matches experiment=glob(nothing*), so nothing was run\n"
 
 
 @pytest.mark.parametrize(

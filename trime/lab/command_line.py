@@ -215,6 +215,9 @@ def run_jobs() -> bool:
         print(f"error: {message}", file=sys.stderr)
         failed = True
     results = [*jobs.results, *read_job_results()]
+    if not results and not failed and (patterns := [word for word in sys.argv[1:] if "glob(" in word]):
+        print(f"error: nothing matches {' '.join(patterns)}, so nothing was run", file=sys.stderr)
+        return False
     try:
         report_jobs(results)
     except Exception as error:

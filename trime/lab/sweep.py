@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -184,8 +185,9 @@ def runs_of_sweep() -> int:
 
 def count_runs(words: Sequence[str]) -> int:
     """Return how many runs the choices in overrides make, the later ones of a setting; 0 if they cannot be read."""
-    try:
-        overrides = OverridesParser.create().parse_overrides([*words])
+    hydra = GlobalHydra.instance()
+    try:  # glob(…) looks for the files of a group
+        overrides = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None).parse_overrides([*words])
     except HydraException:  # Hydra says it when it reads them
         return 0
     counts = {each.get_key_element(): len([*each.sweep_iterator()]) if each.is_discrete_sweep() else 1 for each in overrides}
