@@ -101,6 +101,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "BM25 of nothing": lambda: trime.BM25Neighbours().fit([]),
     "BM25 of tensors": lambda: trime.BM25Neighbours().fit([targets]),
     "BM25 of a segment that is none": lambda: bm25().nearest([2], 1),
+    "a cache's policy by its name": lambda: trime.EvictingCache(None, 40, "snapkv"),  # type: ignore[arg-type]
+    "a cache's policy as a class": lambda: trime.EvictingCache(None, 40, trime.Sink),  # type: ignore[arg-type]
     "loading nothing": lambda: trime.load(FOLDER / "none"),
 }
 

@@ -361,6 +361,7 @@ def test_misuse_is_one_line(fitted: TextMemory, model: Any, tokenizer: Any, text
     other = model_of("Llama", len(tokenizer))
     other.model.embed_tokens.weight.data += 0.1
     empty = TextMemory(model, tokenizer, tmp_path / "empty")
+    (tmp_path / "nothing").mkdir()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("text")
     cases: list[tuple[str, Any]] = [
@@ -371,6 +372,11 @@ def test_misuse_is_one_line(fitted: TextMemory, model: Any, tokenizer: Any, text
         ("no weights yet", lambda: empty.processor() if empty.add(texts / "stored") else None),
         ("not in the memory", lambda: fitted.fit(texts / "stored")),
         ("no text memory", lambda: TextMemory(model, tokenizer, tmp_path / "taken")),
+        ("no text in .*nothing", lambda: fitted.fit([tmp_path / "nothing"])),
+        (
+            "the model's own",
+            lambda: TextMemory(model_of("Llama", 9), tokenizer, tmp_path / "9", knn=False).add(texts / "stored"),
+        ),
         ("no file or folder", lambda: fitted.add(tmp_path / "nowhere")),
         ("at least two", lambda: fitted.score("")),
         ("at least one", lambda: fitted.count("")),

@@ -46,6 +46,7 @@ class Decoder:
         self.check_mode()
         self.width = head.weight.shape[1]
         self.vocabulary = max(head.weight.shape[0], len(tokenizer))
+        self.embedded = unwrapped(model).get_input_embeddings().weight.shape[0]
         self.start = prompt_frame(tokenizer, chat_template=False)[0]  # as the tokenizer begins every text
         positions = positions_of(unwrapped(model).config)
         if window + overlap + len(self.start) > positions:
@@ -80,7 +81,12 @@ class Decoder:
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, after those that begin every text of this model."""
-        return np.array([*self.start, *encode_text(self.tokenizer, replaced(text))], np.int64)
+        tokens = np.array([*self.start, *encode_text(self.tokenizer, replaced(text))], np.int64)
+        if len(tokens) and tokens.max() >= self.embedded:
+            raise UserError(
+                f"the tokenizer has a token {tokens.max():,}, the model tokens 0 to {self.embedded - 1:,}: pass the model's own"
+            )
+        return tokens
 
     def read(self, tokens: Int[Tensor, " _"], logits: bool) -> Iterator[Read]:
         """Yield the contexts before each token but the first, window by window, with log-probabilities if ``logits``."""

@@ -209,7 +209,10 @@ class TextMemory:
 
     def held_out(self, paths: str | Path | Iterable[str | Path], field: str) -> list[Text]:
         """Return the texts that are not in the memory, and name those that are; UserError where none is left."""
+        paths = [paths] if isinstance(paths, str | Path) else [*paths]
         stored, texts = {*self.store.documents().values()}, [*read_texts(paths, field)]
+        if not texts:
+            raise UserError(f"there is no text in {', '.join(map(str, paths))}: name files or folders that hold some")
         new = [text for text in texts if checksum_of_text(text) not in stored]
         if len(new) < len(texts):
             log.warning("left out: %d of %d texts, which are in the memory", len(texts) - len(new), len(texts))

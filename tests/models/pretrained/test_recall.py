@@ -144,6 +144,36 @@ def test_a_text_is_read_once_and_asked_in_another_process(llama: Any, tmp_path: 
 
 
 @torch.no_grad()
+def test_a_cache_knows_what_it_has_read(llama: Any, tmp_path: Path) -> None:
+    """Saved, of beams, and with padding: ``inputs`` puts what follows behind it, and generate goes on from there."""
+    tokens, more = torch.randint(3, 50, (2, LENGTH)), torch.randint(3, 50, (2, 9))
+    mask = torch.ones_like(tokens)
+    mask[0, :4] = 0
+    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    whole = EvictingCache(llama, 12, trime.Sink(4), chunk=4, recall=Recall(8, block=4))
+    llama(tokens, attention_mask=mask, past_key_values=whole)
+    whole.save(tmp_path)
+    again = EvictingCache(llama, 12, trime.Sink(4), chunk=4, recall=Recall(8, block=4)).load(tmp_path)
+    inputs = again.inputs(more)
+    assert torch.equal(inputs["input_ids"], torch.cat([tokens, more], 1))
+    assert torch.equal(inputs["attention_mask"], torch.cat([mask, torch.ones_like(more)], 1))
+    expected = llama.generate(**whole.inputs(more), past_key_values=whole, **settings)
+    assert torch.equal(llama.generate(**inputs, past_key_values=again, **settings), expected)
+    assert torch.equal(again.inputs(more)["input_ids"][:, :-9], expected[:, :-1]), "the last token that is written is not read"
+    again.take_rows(torch.tensor([1]))
+    assert torch.equal(again.inputs(more[:1])["input_ids"][:, :LENGTH], tokens[1:])
+    with pytest.raises(UserError, match=r"nothing follows.*cache\.inputs"):
+        llama.generate(more[:1], past_key_values=again, **settings)
+    with pytest.raises(UserError, match="has 2 rows"):
+        again.inputs(more)
+    embedded = EvictingCache(llama, 12, trime.Sink(4), chunk=4)
+    for cache in (embedded, EvictingCache(llama, 12, trime.Sink(4), chunk=4)):
+        with pytest.raises(UserError, match="does not know which tokens"):
+            cache.inputs(more)
+        llama(inputs_embeds=torch.randn(2, 5, llama.config.hidden_size), past_key_values=embedded)
+
+
+@torch.no_grad()
 def test_what_is_saved_knows_what_it_was_made_with(llama: Any, tmp_path: Path) -> None:
     tokens = torch.randint(3, 50, (1, LENGTH))
     cache = EvictingCache(llama, 12, trime.TOVA(), chunk=5, recall=Recall(8, block=4))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from trime.common.checks import check_object
 from trime.common.choices import Extension
 from trime.common.io import read_tensors, write_tensors
 from trime.common.types import Bool, Int, Tensor
@@ -78,6 +79,7 @@ class EvictingCache(LayerMemories, Cache):
         per_head: bool | AdaKV = False,
         position: Extension | None = None,
     ):
+        check_object("policy", policy, EvictionPolicy, "trime.SnapKV()")
         model = unwrapped(model)
         recall = Recall(recall) if isinstance(recall, int) else recall
         check_attention(model)
@@ -129,6 +131,7 @@ class EvictingCache(LayerMemories, Cache):
         self.model_attention: str | None = None  # the model's attention implementation, within a call that replaces it
         self.seen = 0  # tokens, padding included
         self.mask: Bool[Tensor, "b s"] | None = None  # False for padding; None: there is none
+        self.tokens: tuple[Int[Tensor, "b _"], ...] | None = ()  # of each call; None: a call gave embeddings in their place
         AttentionInterface.register(IMPLEMENTATION, attend)
         stack = model.base_model
         if begin_call not in stack._forward_pre_hooks.values():
@@ -248,9 +251,11 @@ class EvictingCache(LayerMemories, Cache):
         """Continue with copies of these rows, in this order; repeats allowed."""
         super().take_rows(rows)
         self.mask = None if self.mask is None else self.mask[rows.to(self.mask.device)]
+        if self.tokens:
+            self.tokens = (torch.cat(self.tokens, 1)[rows.to(self.tokens[0].device)],)
 
     def reset(self) -> None:
-        self.decoding, self.seen, self.mask = None, 0, None
+        self.decoding, self.seen, self.mask, self.tokens = None, 0, None, ()
         self.memories = [layer.layer if isinstance(layer, HeadMemories) else layer for layer in self.memories]
         for layer, size in zip(self.memories, self.sizes, strict=True):
             layer.reset()
@@ -271,6 +276,22 @@ class EvictingCache(LayerMemories, Cache):
         """Continue with every row of the batch ``repeats`` times, copies side by side."""
         self.take_rows(torch.arange(self.rows).repeat_interleave(repeats))
 
+    def inputs(self, more: Int[Tensor, "b q"]) -> dict[str, Tensor]:
+        """Return what ``generate`` takes to go on with ``more`` tokens: all that was read, and these, with their mask.
+
+        UserError where the cache does not know which tokens it has read, or ``more`` are not rows of tokens for its texts.
+        """
+        if not self.tokens:
+            raise UserError(
+                "the cache does not know which tokens it has read: pass them to generate yourself, and what follows"
+            )
+        self.check_texts(more, [], whole=False)
+        text = torch.cat([*self.tokens, more.to(self.tokens[0].device)], 1)
+        mask = torch.ones_like(text)
+        if self.mask is not None:
+            mask[:, : self.seen] = self.mask.to(mask)
+        return {"input_ids": text, "attention_mask": mask}
+
     def save(self, folder: str | Path) -> None:
         """Write what was read to a folder, from which a cache of the same settings, for the same model, can ``load`` it."""
         if not self.rows:
@@ -279,6 +300,7 @@ class EvictingCache(LayerMemories, Cache):
             f"{number} {name}": tensor for number, layer in enumerate(self.apart()) for name, tensor in layer.tensors().items()
         }
         mask = {} if self.mask is None else {"mask": self.mask}
+        mask |= {"tokens": torch.cat(self.tokens, 1)} if self.tokens else {}
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_tensors(Path(folder) / FILE, tensors | mask, {"made with": self.identity(), "seen": self.seen})
 
@@ -300,8 +322,8 @@ class EvictingCache(LayerMemories, Cache):
                 self.memories[number] = HeadMemories.taken(layer, of_layer, device)
             else:
                 layer.take(of_layer, device)
-        mask = tensors.get("mask")
-        self.decoding, self.seen, self.mask = None, note["seen"], mask if mask is None else mask.to(device)
+        mask, tokens = (None if tensor is None else tensor.to(device) for tensor in map(tensors.get, ("mask", "tokens")))
+        self.decoding, self.seen, self.mask, self.tokens = None, note["seen"], mask, None if tokens is None else (tokens,)
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -347,6 +369,11 @@ def check_attention(model: Any) -> None:
 READING: ContextVar[EvictingCache | None] = ContextVar("READING", default=None)
 
 
+def given(args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """Return the tokens [b l], or their embeddings [b l d], that the model is called with."""
+    return next(x for x in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
+
+
 def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """Let a call of the model with an EvictingCache read with that; ``memory_position``: where, if no mask tells it."""
     cache = kwargs.get("past_key_values")
@@ -357,7 +384,11 @@ def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
         raise UserError(f"the cache has {layers} layers and the model {of_model}: make it with EvictingCache(model, …)")
     if kwargs.get("output_attentions", stack.config.output_attentions):
         raise UserError("an EvictingCache returns no attention weights: call the model without output_attentions")
-    tokens = next(x for x in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
+    tokens = given(args, kwargs)
+    if not tokens.shape[1]:
+        raise UserError(
+            "nothing follows what the cache has read: pass generate the text and its question, cache.inputs(question)"
+        )
     cache.begin_reading(tokens, kwargs.get("attention_mask"), kwargs.pop("memory_position", None))
     if not cache.memories[0].model_rotates:  # at position 0 the model's rotation changes nothing
         kwargs["position_ids"] = torch.zeros_like(cache.position)
@@ -373,7 +404,10 @@ def end_call(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None
     if isinstance(cache, EvictingCache) and cache.model_attention is not None:
         stack.config._attn_implementation, cache.model_attention = cache.model_attention, None
         READING.set(None)  # or the last cache would live as long as the process
-        cache.seen += 0 if output is None else cache.position.shape[1]
+        if output is not None:  # None: it ended by an error
+            cache.seen += cache.position.shape[1]
+            tokens = given(args, kwargs)
+            cache.tokens = None if cache.tokens is None or tokens.is_floating_point() else (*cache.tokens, tokens)
 
 
 def attend(
