@@ -21,8 +21,9 @@ install: $(VENV)/.run-$(EXTRA) ## .venv with what a run needs, pinned (EXTRA=cpu
 install-dev: $(VENV)/.dev-$(EXTRA) ## and with what tests, pages, benchmarks and every optional part need
 
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-# Another TORCH= is another file, so that it is installed.
-INSTALLED := $(VENV)/.torch-$(shell printf %s '$(TORCH)' | cksum | cut -d' ' -f1)
+# Another TORCH= is another file, so that it is installed; without one, whatever is there stays.
+INSTALLED := $(if $(filter file,$(origin TORCH)),$(firstword $(wildcard $(VENV)/.torch-*)))
+INSTALLED := $(or $(INSTALLED),$(VENV)/.torch-$(shell printf %s '$(TORCH)' | cksum | cut -d' ' -f1))
 $(INSTALLED):
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)

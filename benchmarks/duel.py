@@ -73,8 +73,9 @@ def measure(options: argparse.Namespace) -> Measured:
         answers[name] = answers_of(options, prompts, settings, kept(f"{name}-{options.share}"))
     for name in options.theirs if options.kvpress else ():
         out = kept(f"kvpress-{name}-{options.share}")
-        words = [options.model, file, out, name, options.share, options.dtype, options.device]
-        subprocess.run([options.kvpress, str(SIDE), *map(str, words)], check=True)
+        if not out.exists() or len(json.loads(out.read_text())) < len(prompts):
+            words = [options.model, file, out, name, options.share, options.dtype, options.device]
+            subprocess.run([options.kvpress, str(SIDE), *map(str, words)], check=True)
         answers[f"kvpress: {name}"] = json.loads(out.read_text())
     full = rights(prompts, answers["all is kept"])
     return Measured([row_of(name, each, prompts, full) for name, each in answers.items()], [])

@@ -52,8 +52,6 @@ def main() -> None:
     folder, prompts, out, press, share, dtype, *device = sys.argv[1:]
     wanted = json.loads(Path(prompts).read_text())
     rows = json.loads(Path(out).read_text()) if Path(out).exists() else []
-    if len(rows) == len(wanted):
-        return
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(*device or ["cpu"])
     for prompt in wanted[len(rows) :]:

@@ -36,7 +36,7 @@ RUNS = {  # whole runs, at size=tiny
     "float32": ["trainer.precision=32-true"],
     "faiss-gpu": ["index=ivf", "index.factory=IVF16_SQ8", "index.device=cuda"],
 }
-SHORT = ["train.updates=500", "stages=[prepare,pack,fit]"]  # its speed beside that of the row is in train.json
+SHORT = ["train.updates=500", "stages=[prepare,pack,fit]"]  # metrics.csv has its speed by update, beside that of the row
 ROWS = ("vanilla", "trime", "trime_ext", "trime_long", "knn_lm", "cache", "knn_lm_cache", "trime_ext_no_long", "trime_all")
 
 

@@ -97,11 +97,13 @@ def test_it_runs_where_a_loop_runs_already(explorer: Explorer, capsys: pytest.Ca
     pages = []
 
     def visit() -> None:
-        while not (address := re.search(r"http://\S+", capsys.readouterr().out)):
-            time.sleep(0.05)
-        with urlopen(address[0]) as page:
-            pages.append(page.read().decode())
-        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            while not (address := re.search(r"http://\S+", capsys.readouterr().out)):
+                time.sleep(0.05)
+            with urlopen(address[0], timeout=60) as page:
+                pages.append(page.read().decode())
+        finally:  # or the test would never end
+            os.kill(os.getpid(), signal.SIGINT)
 
     async def cell() -> str:
         serve(explorer.writer, 0)

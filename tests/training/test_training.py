@@ -23,6 +23,7 @@ from tests.helpers.training import SHARDED, crash_before, load_weights, train, t
 from trime.common import progress
 from trime.common.types import Batch
 from trime.errors import UserError
+from trime.lab.config_hash import config_hash
 from trime.memory.training.in_batch import Drawn, InBatch
 from trime.memory.training.visibility import Local
 from trime.models.backbones.transformer import Transformer, TransformerLayer
@@ -280,12 +281,15 @@ def test_compiled_layers_train_the_same_model(tiny: Tiny, tmp_path: Path, monkey
     same = train(tiny(*options, "trainer.compile=true", f"paths.outputs={tmp_path}"))
     assert compiled and all(isinstance(layer, TransformerLayer) for layer in compiled)
     assert all(torch.equal(same[name], weight) for name, weight in plain.items())
+    hashes = [config_hash(tiny(*options, *words)) for words in ((), ("trainer.compile=false",), ("trainer.compile=true",))]
+    models = [Graph(tiny(*options, f"trainer.compile={compiles}")).model.name for compiles in ("false", "true")]
+    assert hashes[0] == hashes[1] != hashes[2] and models[0] != models[1], "its numbers differ in their last digits"
 
     def no_compiler(*_: Any) -> Any:
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(nn.Module, "compile", lambda layer: setattr(layer, "_compiled_call_impl", no_compiler))
-    with pytest.raises(UserError, match=r"no compiler.*leave trainer\.compile=true out"):
+    with pytest.raises(UserError, match=r"trainer\.compile=true failed at its start .*no compiler"):
         train(tiny(*options, "trainer.compile=true", f"paths.outputs={tmp_path}/broken"))
 
 

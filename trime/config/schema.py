@@ -365,7 +365,7 @@ class Trainer(Section):
     precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"] = setting(
         "auto", "auto: bf16-mixed where the device supports it, else 32-true"
     )
-    compile: bool = setting(False, "compile layers by torch.compile in training: for small models on a GPU")
+    compile: bool = setting(False, "compile layers by torch.compile in stage fit: for small models on a GPU")
     enable_progress_bar: bool = free(True, "show progress bars")
     extra: dict[str, Any] = setting({}, "further arguments, as +trainer.extra.max_time=00:01:00:00")
 

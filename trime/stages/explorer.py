@@ -137,6 +137,8 @@ def serve(writer: Writer, port: int) -> None:
         thread.join()
     server.should_exit = True
     thread.join()
+    if not server.started:
+        raise UserError("the explorer's server did not start: its error stands above")
 
 
 def serve_run(graph: Graph) -> None:

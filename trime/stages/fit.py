@@ -164,8 +164,8 @@ class Fit(Artefact):
             except Exception as error:
                 if not self.hardware.compiles or trainer.global_step or isinstance(error, UserError):
                     raise
-                reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-                raise UserError(f"the layers cannot be compiled ({reason}): leave trainer.compile=true out") from error
+                reason = f"{type(error).__name__} {' '.join(str(error).split())[:200]}"
+                raise UserError(f"training with trainer.compile=true failed at its start ({reason}): leave it out") from error
             finally:  # otherwise the next run of a sweep would wait for processes that have ended
                 if distributed.is_initialized():
                     distributed.destroy_process_group()

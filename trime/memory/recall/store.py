@@ -82,6 +82,11 @@ class EntryStore:
         """The size of the entries in bytes, with the room for more."""
         return sum(column.nbytes for column in self.columns)
 
+    @property
+    def described_bytes(self) -> int:
+        """The size in bytes of what stands for blocks and regions, which is where queries come from."""
+        return sum(keys.nbytes for keys in self.described.values())
+
     @torch.no_grad()
     def write(self, key: Float[Tensor, "b l g s"], value: Float[Tensor, "b l g d"], position: Int[Tensor, "b l"]) -> None:
         """Add entries at their positions; -1 is no entry."""
@@ -112,7 +117,9 @@ class EntryStore:
             new = new.to(device, self.columns[0].dtype)
             old = self.described.get(size, new[:, :, :, :0])
             if old.shape[3] < last:
-                grown = new.new_zeros(*new.shape[:3], max(last, len(self.columns[0]) // size), new.shape[4])
+                grown = new.new_zeros(
+                    *new.shape[:3], last + last // 8, new.shape[4]
+                )  # little room to spare: it is on the device
                 grown[:, :, :, : old.shape[3]] = old
                 self.described[size] = grown
             self.described[size][:, :, :, first:last] = new

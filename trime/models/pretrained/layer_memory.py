@@ -380,8 +380,9 @@ class LayerMemories:
 
     @property
     def bytes(self) -> int:
-        """The size of the entries of all layers in bytes, empty slots included."""
-        return sum(column.nbytes for layer in self.memories for column in layer.columns)
+        """What all layers hold on the device, in bytes: entries, empty slots included, and what stands for blocks to recall."""
+        entries = sum(column.nbytes for layer in self.memories for column in layer.columns)
+        return entries + sum(layer.store.described_bytes for layer in self.memories if layer.store is not None)
 
     @property
     def stored_bytes(self) -> int:
