@@ -35,6 +35,7 @@ OURS: dict[str, dict[str, Any]] = {
     "SnapKV, whole": {"policy": "SnapKV", **WHOLE},
     "ExpectedAttention, AdaKV, whole": {"policy": "ExpectedAttention", "whole": True, "heads": "ada_kv"},
     "KVzip, AdaKV, whole": {"policy": "KVzip", "whole": True, "heads": "ada_kv"},
+    "KVzip, whole": {"policy": "KVzip", "whole": True, "heads": "ada_kv_across_layers"},  # as its authors and kvpress share room
 }
 THEIRS = ("StreamingLLM", "TOVA", "SnapKV", "ExpectedAttention, AdaKV", "KVzip")
 
