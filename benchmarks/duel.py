@@ -35,7 +35,7 @@ OURS: dict[str, dict[str, Any]] = {
     "SnapKV, whole": {"policy": "SnapKV", **WHOLE},
     "ExpectedAttention, AdaKV, whole": {"policy": "ExpectedAttention", "whole": True, "heads": "ada_kv"},
     "KVzip, AdaKV, whole": {"policy": "KVzip", "whole": True, "heads": "ada_kv"},
-    "KVzip, whole": {"policy": "KVzip", "whole": True, "heads": "ada_kv_across_layers"},  # as its authors and kvpress share room
+    "KVzip, whole": {"policy": "KVzip", "whole": True, "heads": "ada_kv_across_layers"},  # as kvpress
 }
 THEIRS = ("StreamingLLM", "TOVA", "SnapKV", "ExpectedAttention, AdaKV", "KVzip")
 
