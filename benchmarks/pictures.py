@@ -145,7 +145,7 @@ def papers_and_adaptive(path: Path) -> None:
 
 def duel(path: Path) -> None:
     """Draw how often each contestant is right, and beside it the bytes that it holds, at most and after the prompt."""
-    rows = sorted(benchmark("duel")["rows"], key=lambda row: (-row["right"], row["MB at most"]))
+    rows = sorted(benchmark("duel_2k")["rows"], key=lambda row: (-row["right"], row["MB at most"]))
     figure, (right, held) = canvas(9.6, 5.0, 2)
     for place, row in enumerate(rows):
         kept, theirs = row["contestant"] == "all is kept", row["contestant"].startswith("kvpress")
@@ -165,8 +165,8 @@ def duel(path: Path) -> None:
     right.set_xlabel("share of wanted texts in the answers; lines: 95 %", fontsize=9)
     held.set_xlabel("MB held: at most (hollow), after the prompt (filled)", fontsize=9)
     held.set_xlim(0, None)
-    asked = f"{rows[0]['prompts']} RULER prompts of some 850 tokens"
-    figure.suptitle(f"{asked}, SmolLM2-135M, a quarter of the entries kept", fontsize=10)
+    asked = f"{rows[0]['prompts']} RULER prompts of some 2,000 tokens"
+    figure.suptitle(f"{asked}, Qwen2.5-Coder-0.5B, a quarter of the entries kept", fontsize=10)
     save(figure, path)
 
 
