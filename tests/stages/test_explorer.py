@@ -109,11 +109,14 @@ def test_it_runs_where_a_loop_runs_already(explorer: Explorer, capsys: pytest.Ca
         serve(explorer.writer, 0)
         return "went on"
 
-    visitor = threading.Thread(target=visit, daemon=True)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
+    loop, visitor = asyncio.new_event_loop(), threading.Thread(target=visit, daemon=True)
     visitor.start()
-    loop = asyncio.new_event_loop()
-    assert loop.run_until_complete(cell()) == "went on" and "textarea" in pages[0]
-    loop.close()
+    try:
+        assert loop.run_until_complete(cell()) == "went on" and "textarea" in pages[0]
+    finally:
+        loop.close()
+        signal.signal(signal.SIGINT, before)
 
 
 @in_a_browser
