@@ -74,10 +74,10 @@ def measure(options: argparse.Namespace) -> Measured:
         answers[name] = answers_of(options, prompts, settings, kept(f"{name}-{options.share}"))
     for name in options.theirs if options.kvpress else ():
         out = kept(f"kvpress-{name}-{options.share}")
-        if not out.exists() or len(json.loads(out.read_text())) < len(prompts):
+        if len(answered(out)) < len(prompts):
             words = [options.model, file, out, name, options.share, options.dtype, options.device]
             subprocess.run([options.kvpress, str(SIDE), *map(str, words)], check=True)
-        answers[f"kvpress: {name}"] = json.loads(out.read_text())
+        answers[f"kvpress: {name}"] = answered(out)
     full = rights(prompts, answers["all is kept"])
     return Measured([row_of(name, each, prompts, full) for name, each in answers.items()], [])
 
@@ -112,9 +112,14 @@ def prompts_of(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def answered(file: Path) -> list[Row]:
+    """Return the answers that a file has so far."""
+    return list(json.loads(file.read_text())) if file.exists() else []
+
+
 def answers_of(options: argparse.Namespace, prompts: list[Row], settings: dict[str, Any], file: Path) -> list[Row]:
     """Return what the model answers with an evicting cache, or without one; each answer is kept in the file."""
-    rows: list[Row] = json.loads(file.read_text()) if file.exists() else []
+    rows = answered(file)
     if len(rows) == len(prompts):
         return rows
 

@@ -299,10 +299,12 @@ class EvictingCache(LayerMemories, Cache):
         tensors = {
             f"{number} {name}": tensor for number, layer in enumerate(self.apart()) for name, tensor in layer.tensors().items()
         }
-        mask = {} if self.mask is None else {"mask": self.mask}
-        mask |= {"tokens": torch.cat(self.tokens, 1)} if self.tokens else {}
+        if self.mask is not None:
+            tensors["mask"] = self.mask
+        if self.tokens:
+            tensors["tokens"] = torch.cat(self.tokens, 1)
         Path(folder).mkdir(parents=True, exist_ok=True)
-        write_tensors(Path(folder) / FILE, tensors | mask, {"made with": self.identity(), "seen": self.seen})
+        write_tensors(Path(folder) / FILE, tensors, {"made with": self.identity(), "seen": self.seen})
 
     def load(self, folder: str | Path) -> EvictingCache:
         """Go on with a text that was read and saved, in place of any other; return the cache.
