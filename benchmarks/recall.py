@@ -1,7 +1,7 @@
 """What recall costs as the store of evicted entries grows: a token that is written, and a prompt that is read.
 
 A Llama with random weights of SmolLM2-135M's shape has read a text of each length, whose entries are random, and goes on with
-and without recall. The order of lengths is shuffled in each round.
+recall, without it, and with everything kept. The order of these is shuffled in each round.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from benchmarks.attendre import decoder_like_smollm2
 from benchmarks.cache import feed
 from benchmarks.measure import Claim, Measured, alternately, ratio
 
+EVICTED, RECALLED, KEPT = "evicted", "recalled", "everything kept"
 WAYS = {"write": 1, "read": 10**6}  # tokens at a time
 BOUND = 1.3  # of the longest text, in times of the shortest
 
@@ -33,10 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Measured:
-    """Measure each length beside a memory without recall."""
+    """Measure each length beside a memory without recall, and beside one that keeps everything."""
     model = decoder_like_smollm2(options.device, options.layers, options.vocabulary).to(torch.bfloat16)
-    caches = {"none": after(model, options.size, options.size * 2, None)}
-    caches |= {length: after(model, options.size, length, options.recall) for length in options.lengths}
+    room = (options.rounds + 1) * (options.write + options.read)
+    caches = {EVICTED: after(model, options.size, options.size * 2, None)}
+    for length in options.lengths:
+        caches[f"{RECALLED}, {length}"] = after(model, options.size, length, options.recall)
+        caches[f"{KEPT}, {length}"] = keeping(model, length, room)
+    held = {name: (cache.bytes / 1e6, cache.stored_bytes / 1e6) for name, cache in caches.items()}
     rows, claims = [], []
     for way, each in WAYS.items():
         count = getattr(options, way)
@@ -44,12 +49,12 @@ def measure(options: argparse.Namespace) -> Measured:
         turns = {name: partial(feed, model, cache, tokens, each) for name, cache in caches.items()}
         results = alternately(turns, options.rounds, warmup=1)
         for name, result in results.items():
-            row: dict[str, Any] = {"what": way, "tokens before": name if name != "none" else "any, without recall"}
+            row: dict[str, Any] = {"what": way, "memory": name.split(",")[0], "tokens before": name.partition(", ")[2]}
             row |= {"ms a token": round(1000 * result["median_seconds"] / count, 3)}
-            row |= {"times without recall": ratio(result["rounds"], results["none"]["rounds"])}
-            rows.append(row | {"entries on the device, MB": round(caches[name].bytes / 1e6, 1)})
-            rows[-1] |= {"stored, MB": round(caches[name].stored_bytes / 1e6)}
-        longest, shortest = (results[chosen(options.lengths)]["rounds"] for chosen in (max, min))
+            row |= {"times without recall": ratio(result["rounds"], results[EVICTED]["rounds"])}
+            row |= {"held on the device, MB": round(held[name][0], 1), "stored, MB": round(held[name][1])}
+            rows.append(row)
+        longest, shortest = (results[f"{RECALLED}, {chosen(options.lengths)}"]["rounds"] for chosen in (max, min))
         claims.append(
             Claim(f"{way}: a token after the longest text, in times of the shortest", ratio(longest, shortest), BOUND)
         )
@@ -67,5 +72,18 @@ def after(model: Any, size: int, length: int, recall: int | None) -> trime.Evict
             shape = (1, length - begun, *layer.columns[0].shape[2:])
             key, value = (torch.randn(shape, dtype=model.dtype) for _ in range(2))
             layer.store.write(key, value, torch.arange(begun, length)[None])
+    cache.seen = length
+    return cache
+
+
+@torch.no_grad()
+def keeping(model: Any, length: int, room: int) -> trime.EvictingCache:
+    """Return a memory with room for more, which holds all entries of a text that was not read; they are random."""
+    cache, config = trime.EvictingCache(model, length + room, trime.FIFO()), model.config
+    for layer in cache.apart():
+        assert layer.filling is not None
+        shape = (1, length, config.num_key_value_heads, config.hidden_size // config.num_attention_heads)
+        key, value = (torch.randn(shape, dtype=model.dtype, device=model.device) for _ in range(2))
+        layer.filling.append(key, key, value, torch.arange(length, device=model.device)[None])
     cache.seen = length
     return cache

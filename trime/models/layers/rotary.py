@@ -81,8 +81,8 @@ def dot_products(
     """Return q k / sqrt(d); consecutive heads of queries share a head of keys. Keys that are not ``needed`` may be left out."""
     groups, heads = key.shape[2], query.shape[2]
     by_group = query.transpose(1, 2).unflatten(1, (groups, -1)).flatten(2, 3) / query.shape[-1] ** 0.5  # one product a group
-    if query.shape[1] < FEW:  # row by row each key is read where it lies; a product of all rows would copy the keys
-        products = torch.stack([queries @ keys for queries, keys in zip(by_group, key.permute(0, 2, 3, 1), strict=True)])
+    if query.shape[1] < FEW:  # a copy of keys that lie together is cheaper than products that read them apart
+        products = by_group @ key.transpose(1, 2).contiguous().mT
     elif runs_on_cpu(query, key):  # head by head, since a batched product would first copy the keys
         products = by_group.new_empty(*by_group.shape[:3], key.shape[1])
         runs = [slice(None)]
