@@ -8,6 +8,7 @@ import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,8 +105,9 @@ def help_text(topic: str | None = None) -> str:
 
 def about(file: Path) -> str:
     """Return the first sentence of a yaml file's comments, without the line that names its package; empty if there is none."""
-    lines = [line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
-    text = " ".join(line for line in lines if not line.startswith("@"))
+    comments = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+    lines = takewhile(lambda line: not line.startswith("#  "), comments)  # up to a command, which is indented
+    text = " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @"))
     return re.split(r"(?<=\.) (?=[A-Z])", text)[0]
 
 

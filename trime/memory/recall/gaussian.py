@@ -17,5 +17,5 @@ class Gaussian(BlockKey):
         return torch.stack([mean, variance]).permute(2, 0, 3, 1, 4)
 
     def scores(self, query: Float[Tensor, "b g q d"], block: Float[Tensor, "b r g n d"]) -> Float[Tensor, "b g q n"]:
-        mean, variance = (part.transpose(-1, -2) for part in block.unbind(1))
-        return query @ mean + query.square() @ variance / 2
+        both = torch.cat([query, query.square() / 2], -1)
+        return both @ block.permute(0, 2, 3, 1, 4).flatten(3).mT  # one product of means and variances side by side

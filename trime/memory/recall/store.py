@@ -171,7 +171,8 @@ class EntryStore:
         size, wanted, device = self.recall.block, self.recall.blocks, asked.query.device
         count = -(-int(self.length.max()) // size)
         held = held.cpu()
-        missing = self.filled(0, count, size).sum(1).T - blocks_of(held, size, count) > 0  # [b n] has entries that are not held
+        stored = (self.length[:, None] - size * torch.arange(count)).clamp(0, size)
+        missing = stored > blocks_of(held, size, count)  # [b n] has entries that are not held
         if not bool(missing.any()):
             return None
         chosen = torch.arange(count).expand(len(held), -1)
