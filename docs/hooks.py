@@ -11,6 +11,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+PRINTED = re.compile(r"^```text\n(.*?)^```", re.M | re.S)
+WIDEST = 84  # characters of a line that fits at 1280 pixels
 PAGES = {"README.md": "index.md"} | {
     name: name
     for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
@@ -45,7 +47,14 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(
     markdown: str, page: Any, files: Files, **_: Any
 ) -> str:
-    """Turn links of the repository into links of the site."""
+    """Turn links of the repository into links of the site.
+
+    What a terminal prints may be wider than a page has room for beside its table
+    of contents, which is left out then.
+    """
+    printed = "".join(PRINTED.findall(markdown))
+    if any(len(line) > WIDEST for line in printed.splitlines()):
+        page.meta["hide"] = ["toc"]
     return LINK.sub(
         lambda link: site_link(link, page.file.src_uri, files), markdown
     )
