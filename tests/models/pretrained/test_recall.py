@@ -199,6 +199,15 @@ def test_what_is_saved_knows_what_it_was_made_with(llama: Any, tmp_path: Path) -
         cache.load(tmp_path / "nowhere")
 
 
+def test_what_a_killed_save_left_is_removed_by_the_next(llama: Any, tmp_path: Path) -> None:
+    for name in (f"{FILE}.0123456789ab.partial", "download.partial"):
+        (tmp_path / name).touch()
+    cache = EvictingCache(llama, 12, trime.FIFO())
+    llama(torch.randint(3, 50, (1, LENGTH)), past_key_values=cache)
+    cache.save(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} - {".lock"} == {FILE, "download.partial"}
+
+
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: type(key).__name__)
 def test_a_store_returns_what_queries_attend_to(key: BlockKey) -> None:
     """The best block for some query, without what the memory holds; entries of other rows and padding play no part."""

@@ -19,7 +19,7 @@ import torch
 
 from trime.common.checks import check_object
 from trime.common.choices import Extension
-from trime.common.io import read_tensors, write_tensors
+from trime.common.io import PARTIAL, locked, read_tensors, write_tensors
 from trime.common.types import Bool, Int, Tensor
 from trime.errors import UserError
 from trime.memory.recall.store import Recall
@@ -303,8 +303,12 @@ class EvictingCache(LayerMemories, Cache):
             tensors["mask"] = self.mask
         if self.tokens:
             tensors["tokens"] = torch.cat(self.tokens, 1)
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_tensors(Path(folder) / FILE, tensors, {"made with": self.identity(), "seen": self.seen})
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / ".lock", f"writing {folder}"):
+            for left in folder.glob(f"{FILE}.*{PARTIAL}"):  # by a process that was killed
+                left.unlink()
+            write_tensors(folder / FILE, tensors, {"made with": self.identity(), "seen": self.seen})
 
     def load(self, folder: str | Path) -> EvictingCache:
         """Go on with a text that was read and saved, in place of any other; return the cache.
