@@ -50,7 +50,8 @@ def measure(options: argparse.Namespace) -> Measured:
         turns = {name: partial(feed, model, cache, tokens, each) for name, cache in compared.items()}
         results = alternately(turns, options.rounds, warmup=1)
         for name, result in results.items():
-            row: dict[str, Any] = {"what": way, "memory": name.split(",")[0], "tokens before": name.partition(", ")[2] or "any"}
+            memory, _, before = name.partition(", ")
+            row: dict[str, Any] = {"what": way, "memory": memory, "tokens before": before or "any"}
             row |= {"ms a token": round(1000 * result["median_seconds"] / count, 3)}
             row |= {"times without recall": ratio(result["rounds"], results[EVICTED]["rounds"])}
             row |= {"held on the device, MB": round(held[name][0], 1), "stored, MB": round(held[name][1])}

@@ -139,9 +139,9 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def remove_half_written(folder: Path) -> None:
-    """Remove the files below a folder whose writing was interrupted; another machine may just have finished one."""
-    for file in folder.rglob(f"*{PARTIAL}"):
+def remove_half_written(folder: Path, files: str = "**/*") -> None:
+    """Remove those of some ``files`` of a folder whose writing was interrupted; another machine may just have finished one."""
+    for file in folder.glob(f"{files}{PARTIAL}"):
         file.unlink(missing_ok=True)
 
 

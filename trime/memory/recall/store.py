@@ -117,9 +117,8 @@ class EntryStore:
             new = new.to(device, self.columns[0].dtype)
             old = self.described.get(size, new[:, :, :, :0])
             if old.shape[3] < last:
-                grown = new.new_zeros(
-                    *new.shape[:3], last + last // 8, new.shape[4]
-                )  # little room to spare: it is on the device
+                # It is on the device: there is little room to spare.
+                grown = new.new_zeros(*new.shape[:3], last + last // 8, new.shape[4])
                 grown[:, :, :, : old.shape[3]] = old
                 self.described[size] = grown
             self.described[size][:, :, :, first:last] = new
@@ -224,8 +223,8 @@ class EntryStore:
         """Return the keys (column 0) or values of each row's ``blocks``."""
         stored = self.columns[column].unflatten(0, (-1, self.recall.block))  # [n s b g d]
         taken = stored.new_empty(*blocks.shape, stored.shape[1], *stored.shape[3:])
-        for row, (of_row, chosen) in enumerate(zip(taken, blocks, strict=True)):
-            torch.index_select(stored[:, :, row], 0, chosen, out=of_row)  # whole blocks: three times as fast as an index
+        for into, of_row, chosen in zip(taken, stored.unbind(2), blocks, strict=True):
+            torch.index_select(of_row, 0, chosen, out=into)  # whole blocks: three times as fast as an index
         return taken.flatten(1, 2)
 
     def places(self, blocks: Int[Tensor, "b r"], held: Int[Tensor, "b m"]) -> Int[Tensor, "b n"]:

@@ -17,7 +17,7 @@ from trime.models.layers.attention_cpu import runs_on_cpu
 
 RUN = 128  # slots in a block: for fewer, a product of its own would not pay
 NEVER = 2**62  # a position after all others
-FEW = 8  # queries, as of generated tokens, whose products would cost less than a copy of the keys
+FEW = 8  # queries, as of generated tokens, for which a product for each head costs more than a copy of the keys
 
 
 @dataclass(frozen=True)

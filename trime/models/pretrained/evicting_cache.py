@@ -19,7 +19,7 @@ import torch
 
 from trime.common.checks import check_object
 from trime.common.choices import Extension
-from trime.common.io import PARTIAL, locked, read_tensors, write_tensors
+from trime.common.io import locked, read_tensors, remove_half_written, write_tensors
 from trime.common.types import Bool, Int, Tensor
 from trime.errors import UserError
 from trime.memory.recall.store import Recall
@@ -306,8 +306,7 @@ class EvictingCache(LayerMemories, Cache):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock", f"writing {folder}"):
-            for left in folder.glob(f"{FILE}.*{PARTIAL}"):  # by a process that was killed
-                left.unlink()
+            remove_half_written(folder, f"{FILE}.*")  # the folder is the user's, and may have other files
             write_tensors(folder / FILE, tensors, {"made with": self.identity(), "seen": self.seen})
 
     def load(self, folder: str | Path) -> EvictingCache:
