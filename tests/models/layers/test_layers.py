@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tests.conftest import DEVICE, composed
 from trime.common.types import Tensor
 from trime.memory.slots.eviction.base import topk_mask
 from trime.models.backbones.transformer import Transformer
-from trime.models.layers import heads
+from trime.models.layers import heads, pick_cpu
 from trime.models.layers.attention_cpu import Reach, attend
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.layers.heads import AdaptiveSoftmax, Softmax, pick_logit
@@ -84,13 +85,15 @@ def test_a_row_is_encoded_on_its_own() -> None:
 
 @pytest.mark.parametrize("rows, width", [(1, 1), (3, 70), (2, 4096), (4, 5001)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_triton_kernels_are_the_definition(
-    rows: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_kernels_are_the_definition(
+    rows: int, width: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values are float32's; the gradient has the logits' type."""
-    pytest.importorskip("triton", reason="pip install triton (it comes with torch for CUDA)")
-    from trime.models.layers import pick_cuda
-
+    if device == "cuda":
+        pytest.importorskip("triton", reason="pip install triton (it comes with torch for CUDA)")
+    pick = import_module(f"trime.models.layers.pick_{device}")
+    monkeypatch.setattr(pick_cpu, "LOGITS", 9000)  # so that rows are read in parts
     torch.manual_seed(rows + width)
     logits = (8 * torch.randn(rows, width)).to(dtype)
     logits[0, width // 2] = -math.inf if width > 1 else 0.0
@@ -98,11 +101,11 @@ def test_the_triton_kernels_are_the_definition(
     index[0] = 0
     weights = torch.randn(2, rows)
     results = []
-    for kernels, of, device in [(None, torch.float64, "cpu"), (pick_cuda, dtype, DEVICE)]:
+    for kernels, of, place in [(None, torch.float64, "cpu"), (pick, dtype, DEVICE if device == "cuda" else "cpu")]:
         monkeypatch.setattr(heads, "kernels_for", lambda _, kernels=kernels: kernels)
-        own = logits.to(device, of).requires_grad_()
-        parts = pick_logit(own, index.to(device))
-        (torch.stack(parts) * weights.to(device)).sum().backward()
+        own = logits.to(place, of).requires_grad_()
+        parts = pick_logit(own, index.to(place))
+        (torch.stack(parts) * weights.to(place)).sum().backward()
         assert own.grad is not None and own.grad.dtype == of
         results.append([part.detach().cpu().double() for part in (*parts, own.grad)])
     expected, found = results

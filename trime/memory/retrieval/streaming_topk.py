@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from trime.common.numba_kernels import numba_jit, run_kernel
+from trime.common.numba_kernels import HIDDEN, numba_jit, run_kernel
 from trime.common.types import Float, Int, Tensor
 
 BINS = 512  # of the histogram
@@ -61,7 +61,7 @@ class StreamingTopK:
 def add_rows(scores, first, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
     """Add a row of scores to each query."""
     for row in prange(len(scores)):
-        add_run(row, scores[row], first, k, score, index, count, threshold)
+        add_run(np.int64(row), scores[row], first, k, score, index, count, threshold)
 
 
 @numba_jit(parallel=True)
@@ -70,7 +70,7 @@ def add_cells(flat, edges, offset, cell, start, k, score, index, count, threshol
     for row in prange(len(count)):
         for j in range(edges[row], edges[row + 1]):
             first, size = start[cell[j]], start[cell[j] + 1] - start[cell[j]]
-            add_run(row, flat[offset[j] : offset[j] + size], first, k, score, index, count, threshold)
+            add_run(np.int64(row), flat[offset[j] : offset[j] + size], first, k, score, index, count, threshold)
 
 
 @numba_jit()
@@ -156,14 +156,21 @@ def select(score, index, k, count):  # type: ignore[no-untyped-def]
 def finish(k, score, index, count, best, best_index):  # type: ignore[no-untyped-def]
     """Copy each query's k largest candidates in falling order; (-inf, -1) where there are fewer."""
     for row in prange(len(count)):
-        if count[row] > k:
-            size, _ = prune(score[row], index[row], k, count[row])
-            if size > k:
-                select(score[row], index[row], k, size)
-            count[row] = k
-        size = count[row]
-        sort(score[row], index[row], size, best[row], best_index[row])
-        best[row, size:], best_index[row, size:] = -np.inf, -1
+        count[row] = finish_row(k, score[row], index[row], count[row], best[row], best_index[row])
+
+
+@numba_jit()
+def finish_row(k, score, index, count, best, best_index):  # type: ignore[no-untyped-def]
+    """Copy a query's k largest candidates; return how many there are."""
+    size = count
+    if count > k:
+        size, _ = prune(score, index, k, count)
+        if size > k:
+            select(score, index, k, size)
+        size = k
+    sort(score, index, size, best, best_index)
+    best[size:], best_index[size:] = HIDDEN, np.int32(-1)
+    return size
 
 
 @numba_jit()

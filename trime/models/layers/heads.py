@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trime.common.types import Float, Int, LogMass, Tensor
+from trime.models.layers import pick_cpu
 from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 
 LOGITS_PER_BLOCK = 2**23  # logits in memory at a time on the CPU: 32 MiB in float32
@@ -139,8 +140,10 @@ def pick_logit(logits: Float[Tensor, "n v"], index: Int[Tensor, " n"]) -> tuple[
 
 def kernels_for(logits: Tensor) -> ModuleType | None:
     """Return the module of kernels for logits of this device and type; None where the definition is used."""
-    if not logits.is_cuda or logits.dtype == torch.float64 or not logits.numel():
+    if logits.device.type not in ("cpu", "cuda") or logits.dtype == torch.float64 or not logits.numel():
         return None
+    if not logits.is_cuda:
+        return pick_cpu
     try:
         from trime.models.layers import pick_cuda
     except ImportError:  # on some systems torch for CUDA comes without triton
@@ -149,7 +152,7 @@ def kernels_for(logits: Tensor) -> ModuleType | None:
 
 
 class _Pick(torch.autograd.Function):
-    """``pick_logit`` by kernels that keep no further tensor of the logits' size."""
+    """``pick_logit`` by kernels, which make no further tensor of the logits' size but their gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, index: Tensor, kernels: Any) -> tuple[Tensor, Tensor]:

@@ -151,35 +151,57 @@ def tile_sums(scores, scale, top, visible, back, row_token, column_token, rows, 
 
     ``visible`` [n m] is what rows see of columns, ``back`` [n m] what columns see of rows; if empty, everything.
     """
-    n, m = scores.shape
-    chunks = (n + CHUNK - 1) // CHUNK
-    nothing, partial = visible.ravel()[:0], np.zeros((chunks, 2, m), np.float32)
-    small = np.zeros(max(n, m), np.uint8)
+    chunks = (len(scores) + CHUNK - 1) // CHUNK
+    partial, accurate = np.empty((chunks, 2, scores.shape[1]), np.float32), np.empty(chunks, np.bool_)
     for chunk in prange(chunks):
-        e, bits, lanes = np.empty(m, np.float32), np.empty(m, np.int32), np.empty(LANES, np.float32)
-        power = bits.view(np.float32)
-        for i in range(chunk * CHUNK, min(n, (chunk + 1) * CHUNK)):
-            exponentials(scores[i], scale, top, e, bits, power)
-            mask = back[i] if len(back) else nothing
-            add_to_columns(e, mask, row_token[i], column_token, partial[chunk, 0], partial[chunk, 1])
-            mask = visible[i] if len(visible) else nothing
-            rows[0, i], rows[1, i] = row_sums(e, mask, row_token[i], column_token, lanes)
-            small[i] = too_small(rows[0, i], rows[1, i], mask, row_token[i], column_token)
-    for j in prange(m):
-        columns[0, j], columns[1, j] = partial[:, 0, j].sum(), partial[:, 1, j].sum()
-        small[j] |= too_small(columns[0, j], columns[1, j], back[:, j], column_token[j], row_token)
-    return not small.any()
+        accurate[chunk] = chunk_sums(
+            np.int64(chunk), scores, scale, top, visible, back, row_token, column_token, rows, partial[chunk]
+        )
+    return sum_of_chunks(partial, accurate, back, row_token, column_token, columns)
 
 
 @numba_jit()
-def factors(top, total, grad):  # type: ignore[no-untyped-def]
-    """Return exp(top - total) d total of each row, [2 n], and whether all are within the range of float32."""
+def chunk_sums(chunk, scores, scale, top, visible, back, row_token, column_token, rows, partial):  # type: ignore[no-untyped-def]
+    """Write a chunk's sums of rows, and its part of those of columns; return false if a row's is too small."""
+    n, m = scores.shape
+    e, bits, lanes = np.empty(m, np.float32), np.empty(m, np.int32), np.empty(LANES, np.float32)
+    power, nothing, accurate = bits.view(np.float32), visible.ravel()[:0], True
+    partial[:] = ZERO
+    for i in range(chunk * CHUNK, min(n, (chunk + 1) * CHUNK)):
+        exponentials(scores[i], scale, top, e, bits, power)
+        mask = back[i] if len(back) else nothing
+        add_to_columns(e, mask, row_token[i], column_token, partial[0], partial[1])
+        mask = visible[i] if len(visible) else nothing
+        rows[0, i], rows[1, i] = row_sums(e, mask, row_token[i], column_token, lanes)
+        accurate &= not too_small(rows[0, i], rows[1, i], mask, row_token[i], column_token)
+    return accurate
+
+
+@numba_jit()
+def sum_of_chunks(partial, accurate, back, row_token, column_token, columns):  # type: ignore[no-untyped-def]
+    """Write the sums of columns; return false if one is too small, or a chunk has said so."""
+    fine = True
+    for chunk in range(len(partial)):
+        fine &= accurate[chunk]
+    columns[:] = ZERO
+    for chunk in range(len(partial)):
+        for part in range(2):
+            for j in range(columns.shape[1]):
+                columns[part, j] += partial[chunk, part, j]
+    for j in range(columns.shape[1]):
+        fine &= not too_small(columns[0, j], columns[1, j], back[:, j], column_token[j], row_token)
+    return fine
+
+
+@numba_jit()
+def factors(top, scale, total, grad):  # type: ignore[no-untyped-def]
+    """Return scale exp(top - total) d total of each row, [2 n], and whether all are within the range of float32."""
     out, fits = np.zeros(total.shape, np.float32), True
     for part in range(2):
         for i in range(total.shape[1]):
             if grad[part, i] != 0 and total[part, i] > -np.inf:
                 fits &= top - total[part, i] < MAX_EXPONENT
-                out[part, i] = np.exp(top - total[part, i]) * grad[part, i]
+                out[part, i] = np.exp(top - total[part, i]) * grad[part, i] * scale
     return out, fits
 
 
@@ -189,35 +211,39 @@ def tile_slopes(scores, scale, top, visible, back, both, row_token, column_token
 
     ``row`` [2 n] and ``column`` [2 m] are log-masses (total, target), ``row_grad`` and ``column_grad`` their gradients.
     """
+    a, fits = factors(top, scale, row, row_grad)
+    c, also = factors(top, scale, column, column_grad)
+    if fits and also:
+        for chunk in prange((len(scores) + CHUNK - 1) // CHUNK):
+            chunk_slopes(np.int64(chunk), scores, scale, top, visible, back, both, row_token, column_token, a, c, slope)
+    return fits and also
+
+
+@numba_jit()
+def chunk_slopes(chunk, scores, scale, top, visible, back, both, row_token, column_token, a, c, slope):  # type: ignore[no-untyped-def]
+    """Write the slopes of a chunk of rows; ``a`` and ``c`` are the factors of rows and columns."""
     n, m = scores.shape
-    a, fits = factors(top, row, row_grad)
-    c, also = factors(top, column, column_grad)
-    if not fits or not also:
-        return False
-    a, c = a * scale, c * scale
-    for chunk in prange((n + CHUNK - 1) // CHUNK):
-        e, bits = np.empty(m, np.float32), np.empty(m, np.int32)
-        power = bits.view(np.float32)
-        for i in range(chunk * CHUNK, min(n, (chunk + 1) * CHUNK)):
-            exponentials(scores[i], scale, top, e, bits, power)
-            total, target, token, out = a[0, i], a[1, i], row_token[i], slope[i]
-            if len(visible) == 0 and not both:
-                for j in range(m):
-                    out[j] = e[j] * (total + (target if column_token[j] == token else ZERO))
-            elif len(visible) == 0 and len(back) == 0:
-                for j in range(m):
-                    out[j] = e[j] * (total + c[0, j] + (target + c[1, j] if column_token[j] == token else ZERO))
-            else:
+    e, bits = np.empty(m, np.float32), np.empty(m, np.int32)
+    power = bits.view(np.float32)
+    for i in range(chunk * CHUNK, min(n, (chunk + 1) * CHUNK)):
+        exponentials(scores[i], scale, top, e, bits, power)
+        total, target, token, out = a[0, i], a[1, i], row_token[i], slope[i]
+        if len(visible) == 0 and not both:
+            for j in range(m):
+                out[j] = e[j] * (total + (target if column_token[j] == token else ZERO))
+        elif len(visible) == 0 and len(back) == 0:
+            for j in range(m):
+                out[j] = e[j] * (total + c[0, j] + (target + c[1, j] if column_token[j] == token else ZERO))
+        else:
+            for j in range(m):
+                hit = np.float32(column_token[j] == token)
+                share = np.float32(visible[i, j]) if len(visible) else ONE
+                out[j] = e[j] * share * (total + hit * target)
+            if both:
                 for j in range(m):
                     hit = np.float32(column_token[j] == token)
-                    share = np.float32(visible[i, j]) if len(visible) else ONE
-                    out[j] = e[j] * share * (total + hit * target)
-                if both:
-                    for j in range(m):
-                        hit = np.float32(column_token[j] == token)
-                        share = np.float32(back[i, j]) if len(back) else ONE
-                        out[j] += e[j] * share * (c[0, j] + hit * c[1, j])
-    return True
+                    share = np.float32(back[i, j]) if len(back) else ONE
+                    out[j] += e[j] * share * (c[0, j] + hit * c[1, j])
 
 
 def entry_masses(
