@@ -47,7 +47,7 @@ $(VENV)/.dev-%: EXTRAS = $*,dev
 $(VENV)/.dev-%: pyproject.toml requirements.txt $(INSTALLED) | $(VENV)/bin/uv
 	$(into_venv)
 
-run: install ## the main experiment on the built-in corpus: a table and a picture, in 5 to 10 minutes on 2 cores
+run: install ## the main experiment on the built-in corpus: a table and a picture, in some 5 minutes on 2 cores
 	$(RUN) experiment=trime_ext
 
 # One thread each: tests are small, and threads that wait for one another take what the other process needs.
