@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import html
+import json
 import math
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -402,3 +404,53 @@ def test_a_damaged_memory_is_told(file: str, fitted: TextMemory, model: Any, tok
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(UserError, match=r"damaged|missing|does not describe"):
         TextMemory(model, tokenizer, tmp_path / "memory", window=100, overlap=28).score("some text")
+
+
+def test_threads_do_not_see_each_others_contexts(fitted: TextMemory) -> None:
+    """Texts of equal length, whose contexts could be taken for each other's."""
+    parts = [fitted.decoder.text_of(fitted.decoder.encode(text_of(seed))[:90].tolist()) for seed in (20, 21)]
+    expected = [fitted.score(part) for part in parts]
+    with ThreadPoolExecutor(2) as pool:
+        for number, scored in enumerate(pool.map(fitted.score, parts * 8)):
+            assert torch.equal(scored, expected[number % 2])
+
+
+def test_a_model_called_twice_for_a_token_is_refused(fitted: TextMemory, model: Any, tokenizer: Any) -> None:
+    ids = torch.from_numpy(fitted.decoder.encode("    def lock_queue"))[None]
+    settings = {"logits_processor": [fitted.processor()], "max_new_tokens": 4, "pad_token_id": 0}
+    with pytest.raises(UserError, match="guidance_scale"):
+        model.generate(ids, guidance_scale=1.5, **settings)
+    assert model.generate(ids, **settings).shape[1] == ids.shape[1] + 4
+
+
+def test_a_text_counts_once(fitted: TextMemory, texts: Path, tmp_path: Path) -> None:
+    """A copy of a held-out text under another name is no more evidence."""
+    shutil.copytree(texts / "test", tmp_path / "twice")
+    shutil.copy(tmp_path / "twice" / "20.py", tmp_path / "twice" / "copy.py")
+    assert str(fitted.evaluate(tmp_path / "twice")) == str(fitted.evaluate(texts / "test"))
+
+
+def test_rows_that_left_their_file_leave_the_memory(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    memory, file = TextMemory(model, tokenizer, tmp_path / "memory", knn=False), tmp_path / "rows.jsonl"
+    rows = [json.dumps({"text": f"    def {word}(self)"}) for word in ("lock", "queue", "timer")]
+    file.write_text("\n".join(rows))
+    (tmp_path / "plain.txt").write_text("    def lock(self)")
+    assert memory.add([file, tmp_path / "plain.txt"]) == 4
+    file.write_text("\n".join(rows[1:]))
+    assert memory.add(file) == 3  # two rows have another content, one is gone
+    assert memory.next("    def") == {" queue": 1, " timer": 1, " lock": 1}
+    file.write_text("")
+    assert memory.add(file) == 2 and memory.next("    def") == {" lock": 1}
+
+
+def test_parts_of_characters_are_counted_together(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    memory = TextMemory(model, tokenizer, tmp_path / "memory", knn=False)
+    (tmp_path / "text.txt").write_text("価格 価値 価格 価額 " * 3)
+    memory.add(tmp_path / "text.txt")
+    assert sum(memory.next("価").values()) == memory.count("価") == 12
+
+
+def test_a_prompt_of_a_batch_is_continued_as_alone(fitted: TextMemory) -> None:
+    """Though the end of another is written again in more tokens."""
+    prompts = ["    def lock_queue(self, ", "    def naive_unknownwordhere"]
+    assert fitted.generate(prompts, max_new_tokens=5) == [fitted.generate(prompt, max_new_tokens=5) for prompt in prompts]

@@ -5,6 +5,7 @@ A hook on the output layer catches them, so that any class of models serves that
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,14 @@ class Read(NamedTuple):
     log_probability: Float[Tensor, "n v"] | None
 
 
+class Calls(threading.local):
+    """What a thread has called the model for, and what the output layer read in its calls: threads do not see each other's."""
+
+    last: Float[Tensor, "b n d"] | None = None  # contexts that it read last
+    since: int = 0  # calls since these were asked for
+    wanted: int | None = None  # last contexts whose logits are computed; None: all
+
+
 class Decoder:
     """``model`` and ``tokenizer``; a text is read in windows of ``window`` tokens after up to ``overlap`` earlier ones."""
 
@@ -52,8 +61,7 @@ class Decoder:
         if window + overlap + len(self.start) > positions:
             self.overlap = min(overlap, positions // 4)
             self.window = min(window, positions - self.overlap - len(self.start))
-        self.last: Tensor | None = None  # contexts that the output layer read last [b n d]
-        self.wanted: int | None = None  # last contexts whose logits are computed; None: all
+        self.calls = Calls()
         self.pieces = Pieces(tokenizer)
         # The model must not keep this object, and its hook, for as long as it lives itself.
         caught = weakref.WeakMethod(self.catch)
@@ -62,8 +70,16 @@ class Decoder:
 
     def catch(self, module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Keep the contexts that the output layer reads, and let it compute for those alone whose logits are wanted."""
-        self.last = inputs[0].detach()
-        return (inputs[0][:, -self.wanted :],) if self.wanted else None
+        calls = self.calls
+        calls.last, calls.since = inputs[0].detach(), calls.since + 1
+        return (inputs[0][:, -calls.wanted :],) if calls.wanted else None
+
+    def take_last(self) -> tuple[Tensor | None, int]:
+        """Return the contexts that the output layer read last in this thread, and in how many calls since the last time."""
+        calls = self.calls
+        last, since = calls.last, calls.since
+        calls.last, calls.since = None, 0
+        return last, since
 
     def check_mode(self) -> None:
         """Raise UserError if the model drops units out."""
@@ -73,11 +89,11 @@ class Decoder:
     @contextmanager
     def with_logits_of(self, count: int) -> Iterator[None]:
         """Let the model compute the logits of the last ``count`` contexts alone."""
-        self.wanted = count
+        self.calls.wanted = count
         try:
             yield
         finally:
-            self.wanted = None
+            self.calls.wanted = None
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, after those that begin every text of this model."""
@@ -103,8 +119,9 @@ class Decoder:
         self.check_mode()
         with torch.no_grad(), self.with_logits_of(scored if logits else 1):
             scores = self.model(input_ids=tokens[None].to(self.model.device), use_cache=False).logits
-        assert self.last is not None
-        context = self.last[0, -scored:].float()
+        last, _ = self.take_last()
+        assert last is not None
+        context = last[0, -scored:].float()
         if not context.isfinite().all():
             raise UserError(f"the model's contexts hold NaN or infinity in {self.model.dtype}: load it in bfloat16 or float32")
         if not logits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -42,6 +43,7 @@ FOLDS = 8
 MEND = "delete it, and fit the memory again"
 NOISE = 0.02  # nats: a feature that varies less, as of an untrained model, holds rounding errors
 SHOWN = 8  # tokens on each side of a source
+ROW = re.compile(r"(.*), (?:row|line) \d+", re.DOTALL)  # the name of a row of a file
 # What a prompt ends with and a token may begin with: a word, marks, or blanks.
 LAST_PIECE = re.compile(r" ?\w+$| ?[^\w\s]+$|[ \t]+$")
 
@@ -70,12 +72,16 @@ class TextMemory:
         return sorted(self.store.documents())
 
     def add(self, paths: str | Path | Iterable[str | Path], field: str = "text") -> int:
-        """Add the texts in files and folders, and return how many documents were new or had changed.
+        """Add the texts in files and folders, and return how many documents were new, had changed, or were removed from files.
 
         Each is on disk once it is added: an interrupted call goes on where it ended. ``field``: as ``read_texts`` has it.
         """
-        known, new, gone, own = self.store.documents(), {}, set[str](), f"{self.folder.resolve()}/"
+        known, new, own = self.store.documents(), {}, f"{self.folder.resolve()}/"
+        paths = [paths] if isinstance(paths, str | Path) else [*paths]
         texts = {text.name: text for text in read_texts(paths, field) if not text.name.startswith(own)}
+        files = {file_of(name) for name in texts} | {*filter(is_emptied, map(file_of, known))}
+        places = tuple(str(Path(path).expanduser().absolute()) for path in paths)
+        gone = {name for name in known if name not in texts and file_of(name) in files and name.startswith(places)}
         for name, text in texts.items():
             checksum = checksum_of_text(text)
             if known.get(name) != checksum:
@@ -86,7 +92,7 @@ class TextMemory:
                     gone.add(name)
         if not texts:
             log.warning("there is no text in %s", paths)
-        if gone:  # their files are empty now
+        if gone:  # texts that are empty now, and rows that their files no longer have
             self.store.remove(gone)
         with Progress(total=sum(len(tokens) for _, tokens in new.values()), unit="token", unit_scale=True, desc="add") as bar:
             for document, tokens in new.values():
@@ -216,6 +222,10 @@ class TextMemory:
         new = [text for text in texts if checksum_of_text(text) not in stored]
         if len(new) < len(texts):
             log.warning("left out: %d of %d texts, which are in the memory", len(texts) - len(new), len(texts))
+        distinct = [*{checksum_of_text(text): text for text in reversed(new)}.values()][::-1]
+        if len(distinct) < len(new):  # twice the same text is no more evidence
+            log.warning("left out: %d of %d texts, which are copies of others", len(new) - len(distinct), len(new))
+        new = distinct
         new = [text for text in new if len(self.decoder.encode(text.content)) > 1]
         if not new:
             raise UserError("there is no text to score: name files that are not in the memory")
@@ -259,7 +269,8 @@ class TextMemory:
                 encoded[row], ends[row] = self.decoder.encode(prompts[row]), ""
                 if not len(encoded[row]):
                     raise UserError("an empty prompt gives the model nothing to begin with: pass some text")
-        max_new_tokens += max(len(self.decoder.encode(end)) - len(self.decoder.start) for end in ends)  # they are written again
+        # They are written again, some in more tokens than others.
+        room = [max_new_tokens + len(self.decoder.encode(end)) - len(self.decoder.start) for end in ends]
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         longest = max(map(len, encoded))
         inputs = torch.full((len(encoded), longest), padding or 0, device=self.decoder.model.device)
@@ -272,12 +283,12 @@ class TextMemory:
             inputs,
             attention_mask=mask,
             logits_processor=[*(settings.pop("logits_processor", None) or []), self.processor(ends)],
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=max(room),
             **settings,
         )
-        special = {*tokenizer.all_special_ids}
-        texts = [self.decoder.text_of([n for n in row if n not in special]) for row in output[:, longest:].tolist()]
-        repeats = len(texts) // len(prompts)
+        special, repeats = {*tokenizer.all_special_ids}, len(output) // len(prompts)
+        written = [row[: room[number // repeats]] for number, row in enumerate(output[:, longest:].tolist())]
+        texts = [self.decoder.text_of([token for token in row if token not in special]) for row in written]
         wanted = [ends[row // repeats] for row in range(len(texts))]
         texts = [text[len(end) :] if text.startswith(end) else "" for text, end in zip(texts, wanted, strict=True)]
         return texts[0] if isinstance(prompt, str) and repeats == 1 else texts
@@ -292,7 +303,10 @@ class TextMemory:
         tokens, counts = self.pieces_of(text), Counter[int]()
         for segment in self.experts().segments:
             counts.update(dict(zip(*(each.tolist() for each in followers_of(segment, tokens)), strict=True)))
-        return {self.decoder.text_of([token]): count for token, count in counts.most_common()}
+        followers = Counter[str]()
+        for token, count in counts.items():  # parts of characters have the same text
+            followers[self.decoder.text_of([token])] += count
+        return dict(followers.most_common())
 
     def find(self, text: str, limit: int = 10) -> list[tuple[Source, str]]:
         """Return up to ``limit`` places of a text in the memory, each with its surroundings."""
@@ -384,6 +398,17 @@ def rows_of(output: Any) -> Int[Tensor, "b l"]:
     if not rows.numel() or rows.is_floating_point():
         raise UserError(f"output={shown(output)}: pass token numbers, as generate or the tokenizer returns them")
     return rows.reshape(-1, rows.shape[-1]).cpu().long()
+
+
+def file_of(name: str) -> str:
+    """Return the file of a document, of which it may be a row."""
+    row = ROW.fullmatch(name)
+    return row[1] if row else name
+
+
+def is_emptied(file: str) -> bool:
+    """Return whether a file is there and empty."""
+    return os.path.isfile(file) and not os.path.getsize(file)
 
 
 def checksum_of_text(text: Text) -> str:

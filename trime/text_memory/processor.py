@@ -32,10 +32,11 @@ class MemoryProcessor:
     ):
         self.decoder, self.scaled, self.experts, self.mixture = decoder, scaled, experts, mixture
         self.healed, self.begin = healed, 0
+        self.length = 0  # of the rows that were last continued
 
     @torch.no_grad()
     def __call__(self, input_ids: Int[Tensor, "b l"], scores: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
-        queries = self.scaled(self.last_contexts(len(input_ids)))
+        queries = self.scaled(self.last_contexts(*input_ids.shape))
         log_probability = scores.float().log_softmax(-1)
         rows = []
         for row, tokens in enumerate(input_ids.cpu().numpy().astype(np.int64)):
@@ -44,9 +45,13 @@ class MemoryProcessor:
         result = torch.stack([each.log_probability for each in rows]).masked_fill(scores == -torch.inf, -torch.inf)
         return result if self.healed is None else self.heal(input_ids, result)
 
-    def last_contexts(self, rows: int) -> Float[Tensor, "b d"]:
+    def last_contexts(self, rows: int, length: int) -> Float[Tensor, "b d"]:
         """Return the contexts that the output layer has just read; UserError where they are not those of these rows."""
-        last, self.decoder.last = self.decoder.last, None  # another step must read anew
+        (last, calls), goes_on, self.length = self.decoder.take_last(), length == self.length + 1, length
+        if goes_on and calls > 1:  # a prompt may be read in parts
+            raise UserError(
+                "the model is called more than once for a token: leave out guidance_scale, and other such processors"
+            )
         if last is None or len(last) != rows:
             raise UserError("the memory's own model must generate, one token at a time: by sampling, greedily or with beams")
         context = last[:, -1].float()
