@@ -10,6 +10,7 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -406,13 +407,22 @@ def test_a_damaged_memory_is_told(file: str, fitted: TextMemory, model: Any, tok
         TextMemory(model, tokenizer, tmp_path / "memory", window=100, overlap=28).score("some text")
 
 
-def test_threads_do_not_see_each_others_contexts(fitted: TextMemory) -> None:
-    """Texts of equal length, whose contexts could be taken for each other's."""
+def test_threads_do_not_see_each_others_contexts(fitted: TextMemory, model: Any) -> None:
+    """Texts of equal length, of which each is read before the contexts of the other are used."""
     parts = [fitted.decoder.text_of(fitted.decoder.encode(text_of(seed))[:90].tolist()) for seed in (20, 21)]
     expected = [fitted.score(part) for part in parts]
-    with ThreadPoolExecutor(2) as pool:
-        for number, scored in enumerate(pool.map(fitted.score, parts * 8)):
-            assert torch.equal(scored, expected[number % 2])
+    both = Barrier(2, timeout=15)
+
+    def wait(*_: Any) -> None:
+        both.wait()
+
+    hook = model.register_forward_hook(wait)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for scored, own in zip(pool.map(fitted.score, parts), expected, strict=True):
+                torch.testing.assert_close(scored, own)
+    finally:
+        hook.remove()
 
 
 def test_a_model_called_twice_for_a_token_is_refused(fitted: TextMemory, model: Any, tokenizer: Any) -> None:
