@@ -431,6 +431,10 @@ def test_a_model_called_twice_for_a_token_is_refused(fitted: TextMemory, model: 
     with pytest.raises(UserError, match="guidance_scale"):
         model.generate(ids, guidance_scale=1.5, **settings)
     assert model.generate(ids, **settings).shape[1] == ids.shape[1] + 4
+    # Calls from before do not count, whatever the length of the prompt.
+    model(ids), model(ids)
+    settings["logits_processor"] = [fitted.processor()]
+    assert model.generate(ids[:, :1], **settings).shape[1] == 5
 
 
 def test_a_text_counts_once(fitted: TextMemory, texts: Path, tmp_path: Path) -> None:

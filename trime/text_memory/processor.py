@@ -32,7 +32,7 @@ class MemoryProcessor:
     ):
         self.decoder, self.scaled, self.experts, self.mixture = decoder, scaled, experts, mixture
         self.healed, self.begin = healed, 0
-        self.length = 0  # of the rows that were last continued
+        self.length: int | None = None  # of the rows that were last continued
 
     @torch.no_grad()
     def __call__(self, input_ids: Int[Tensor, "b l"], scores: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
@@ -47,8 +47,8 @@ class MemoryProcessor:
 
     def last_contexts(self, rows: int, length: int) -> Float[Tensor, "b d"]:
         """Return the contexts that the output layer has just read; UserError where they are not those of these rows."""
-        (last, calls), goes_on, self.length = self.decoder.take_last(), length == self.length + 1, length
-        if goes_on and calls > 1:  # a prompt may be read in parts
+        (last, calls), before, self.length = self.decoder.take_last(), self.length, length
+        if before == length - 1 and calls > 1:  # a prompt may be read in parts
             raise UserError(
                 "the model is called more than once for a token: leave out guidance_scale, and other such processors"
             )

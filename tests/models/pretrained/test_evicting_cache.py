@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from trime.memory.slots.eviction.snapkv import SnapKV
 from trime.memory.slots.eviction.tova import TOVA
 from trime.models.pretrained.answering import DecoderAnswerer, ReadingConfig, greedy
 from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.evicting_cache import EvictingCache, check_call
+from trime.models.pretrained.evicting_cache import EvictingCache, check_call, check_settings
 from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.reader import LongReader
 from trime.models.pretrained.rope import RopeDecoder
@@ -336,3 +337,65 @@ def test_an_error_leaves_the_model_as_it_was(folder: Path) -> None:
 def test_a_policy_without_a_choice_is_refused(size: int, policy: EvictionPolicy) -> None:
     with pytest.raises(UserError, match=f"memory_size={size}.*raise"):
         BoundedMemory(size, policy)
+
+
+def test_threads_take_turns(folder: Path) -> None:
+    """Two caches of one model, and the model without any, each in a thread of its own: results are those of one thread."""
+    model, texts = load_pretrained(str(folder)), torch.randint(3, 20, (3, 1, 90))
+
+    def read(number: int) -> torch.Tensor:
+        cache = EvictingCache(model, SIZE, SnapKV(window=2), chunk=4) if number else None
+        with torch.no_grad():
+            return torch.cat([model(part, past_key_values=cache).logits for part in texts[number].split(3, 1)], 1)
+
+    expected = [read(number) for number in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        for number, logits in enumerate(pool.map(read, [0, 1, 2] * 4)):
+            torch.testing.assert_close(logits, expected[number % 3])
+
+
+def test_an_interrupted_call_leaves_the_model_as_it_was(folder: Path) -> None:
+    """After Ctrl-C within a layer the model works, and a cache that had read in part says so."""
+    model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 9))
+    expected, cache = model(tokens).logits, EvictingCache(model, SIZE, trime.FIFO())
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = model.base_model.layers[-1].register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(tokens, past_key_values=cache)
+    hook.remove()
+    torch.testing.assert_close(model(tokens).logits, expected)
+    with pytest.raises(UserError, match=r"cache.reset\(\)"):
+        model(tokens, past_key_values=cache)
+    cache.reset()
+    torch.testing.assert_close(model(tokens, past_key_values=cache).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_mask_may_go_further_than_what_was_read(folder: Path) -> None:
+    model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (2, 9))
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, 9:] = 0
+    expected = model(tokens).logits
+    cache = EvictingCache(model, SIZE, trime.FIFO())
+    torch.testing.assert_close(model(tokens, attention_mask=mask, past_key_values=cache).logits, expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(UserError, match="8 columns"):
+        model(tokens, attention_mask=mask[:, :8], past_key_values=EvictingCache(model, SIZE, trime.FIFO()))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"size": -3}, {"size": 2.5}, {"size": "8"}, {"chunk": 2.5}, {"top_k": 0}, {"recall": 2.5}, {"per_head": "yes"}]
+)
+def test_impossible_settings_are_one_line(settings: dict[str, Any]) -> None:
+    fine = {"size": SIZE, "top_k": None, "chunk": None, "recall": None, "per_head": False}
+    check_settings(**fine)
+    with pytest.raises(UserError, match=next(iter(settings))):
+        check_settings(**(fine | settings))
+
+
+def test_what_is_no_decoder_of_text_is_refused() -> None:
+    with pytest.raises(UserError, match="AutoModelForCausalLM"):
+        EvictingCache("gpt2", SIZE, trime.FIFO())
+    with pytest.raises(UserError, match="language model"):
+        EvictingCache(torch.nn.Linear(2, 2), SIZE, trime.FIFO())

@@ -9,15 +9,16 @@ lab's own reading passes a score that rotates them instead (``of_layers``).
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 import weakref
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from trime.common.checks import check_object
+from trime.common.checks import check_number, check_object, shown
 from trime.common.choices import Extension
 from trime.common.io import locked, read_tensors, remove_half_written, write_tensors
 from trime.common.types import Bool, Int, Tensor
@@ -80,9 +81,11 @@ class EvictingCache(LayerMemories, Cache):
         position: Extension | None = None,
     ):
         check_object("policy", policy, EvictionPolicy, "trime.SnapKV()")
+        check_object("model", model, torch.nn.Module, "AutoModelForCausalLM.from_pretrained(…)")
         model = unwrapped(model)
-        recall = Recall(recall) if isinstance(recall, int) else recall
         check_attention(model)
+        check_settings(size, top_k, chunk, recall, per_head)
+        recall = Recall(recall) if isinstance(recall, int) else recall
         count = model.config.num_hidden_layers
         sizes, best = (per_layer(value, count, name) for value, name in ((size, "size"), (top_k, "top_k")))
         attendres = [
@@ -128,7 +131,9 @@ class EvictingCache(LayerMemories, Cache):
         self.chunk, self.longest = layers[0].chunk, positions_of(model.config)
         # Layers have more for a while, for a text that is read as a whole or for an answer.
         self.sizes = [layer.memory.keys.size for layer in layers]
-        self.model_attention: str | None = None  # the model's attention implementation, within a call that replaces it
+        self.is_called = False  # by a call of the model that has not ended
+        self.layer: int | None = None  # whose new entries have come, and whose queries have not
+        self.inserted = set[int]()  # layers, in this call
         self.seen = 0  # tokens, padding included
         self.mask: Bool[Tensor, "b s"] | None = None  # False for padding; None: there is none
         self.tokens: tuple[Int[Tensor, "b _"], ...] | None = ()  # of each call; None: a call gave embeddings in their place
@@ -166,9 +171,14 @@ class EvictingCache(LayerMemories, Cache):
             raise UserError("the texts read so far have padding: pass their attention_mask, with ones for the new tokens")
         if mask is not None and mask.dim() != 2:
             raise UserError("attention_mask: pass a row for each text [b l], with zeros for padding")
+        if mask is not None and mask.shape[1] < before + length:
+            raise UserError(
+                f"attention_mask has {mask.shape[1]} columns: pass one for each of the {before + length} tokens that were read "
+                "and that are new"
+            )
         if mask is None or (self.mask is None and bool(mask.all())):
             return torch.arange(before, before + length, device=tokens.device).expand(len(tokens), -1)
-        mask = mask.bool()
+        mask = mask[:, : before + length].bool()
         earlier = mask[:, :before]
         known = torch.ones_like(earlier) if self.mask is None else self.mask
         if not torch.equal(earlier, known):
@@ -181,7 +191,7 @@ class EvictingCache(LayerMemories, Cache):
             for layer in self.apart():
                 layer.forget(earlier.sum(1).to(layer.columns[0].device))
         self.mask = None if bool(mask.all()) else mask
-        return (mask.long().cumsum(1) - 1).masked_fill(~mask, -1)[:, -length:]
+        return (mask.long().cumsum(1) - 1).masked_fill(~mask, -1)[:, before:]
 
     @torch.no_grad()
     def read(self, model: Any, text: Any, question: Any = None, whole: bool = False) -> None:
@@ -243,8 +253,11 @@ class EvictingCache(LayerMemories, Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Return a layer's new keys and values as they are: they are inserted when their queries arrive in ``attend``."""
-        if self.model_attention is None:
+        if not self.is_called:
             raise UserError("no EvictingCache was made for this model: make this one with EvictingCache(model, …)")
+        if self.layer is not None or layer_idx in self.inserted:
+            raise UserError(f"{type(self.model()).__name__} is not supported: layers share entries, or have other attention")
+        self.layer = layer_idx
         return key_states, value_states
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
@@ -255,7 +268,7 @@ class EvictingCache(LayerMemories, Cache):
             self.tokens = (torch.cat(self.tokens, 1)[rows.to(self.tokens[0].device)],)
 
     def reset(self) -> None:
-        self.decoding, self.seen, self.mask, self.tokens = None, 0, None, ()
+        self.decoding, self.seen, self.mask, self.tokens, self.is_called = None, 0, None, (), False
         self.memories = [layer.layer if isinstance(layer, HeadMemories) else layer for layer in self.memories]
         for layer, size in zip(self.memories, self.sizes, strict=True):
             layer.reset()
@@ -337,6 +350,7 @@ class EvictingCache(LayerMemories, Cache):
         recall = self.memories[0].recall
         return {
             "model": identity_of_model(self.model()),
+            "dtype": str(self.model().dtype),
             "size": self.sizes,
             "top_k": [memory.top_k for memory in layers],
             "policy": described(layers[0].keys.policy),
@@ -359,9 +373,25 @@ def described(part: Any) -> str:
     return f"{type(part).__name__}({settings})"
 
 
+def check_settings(size: Any, top_k: Any, chunk: Any, recall: Any, per_head: Any) -> None:
+    """Raise UserError where a setting of a cache is not what its docstring says."""
+    lists = {name: value if isinstance(value, list) else [value] for name, value in (("size", size), ("top_k", top_k))}
+    for name, values in lists.items():
+        for value in values if name == "size" else [each for each in values if each is not None]:
+            check_number(name, value, at_least=1, whole=True)
+    if chunk is not None:
+        check_number("chunk", chunk, whole=True)
+    if recall is not None and not isinstance(recall, Recall):
+        check_number("recall", recall, at_least=1, whole=True)
+    if not isinstance(per_head, bool | AdaKV):
+        raise UserError(f"per_head={shown(per_head)}: choose False, True or AdaKV()")
+
+
 def check_attention(model: Any) -> None:
     """Raise UserError where a model's attention cannot be replaced, or is none that memories of entries can stand in for."""
-    name, config = type(model).__name__, model.config
+    name, config = type(model).__name__, cast(Any, getattr(model, "config", None))
+    if not hasattr(config, "num_hidden_layers"):
+        raise UserError(f"{name} is not supported: pass a decoder of text, of a model of text and images its language model")
     if not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS") or config.is_encoder_decoder:
         raise UserError(f"{name} is not supported: its attention is not one that transformers can replace (AttentionInterface)")
     if other := sorted({*(getattr(config, "layer_types", None) or [])} - LAYER_TYPES):
@@ -370,8 +400,37 @@ def check_attention(model: Any) -> None:
 
 # A cache of transformers sees keys and values, but no queries, and its attention function sees these, but no cache. Two hooks
 # on the model join them: a call with an EvictingCache uses the function below, which finds the cache of the call. All other
-# calls are left as they are.
+# calls are left as they are, but that they wait for those of other threads.
 READING: ContextVar[EvictingCache | None] = ContextVar("READING", default=None)
+
+
+class Turn:
+    """The right to call a model, which one thread has at a time: a call with a cache replaces the model's attention."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.thread: threading.Thread | None = None
+        self.attention: str | None = None  # the model's own, while it is replaced
+
+    def take(self, stack: Any) -> None:
+        """Wait for calls of other threads; a call that was interrupted (Ctrl-C), or whose thread is gone, ends here."""
+        if self.thread is threading.current_thread():
+            self.end(stack)
+        while not self.lock.acquire(timeout=1):
+            if self.thread is not None and not self.thread.is_alive():
+                self.end(stack)
+        self.thread = threading.current_thread()
+
+    def end(self, stack: Any) -> None:
+        """Give the model its own attention back, and the turn to the next thread."""
+        if self.attention is not None:
+            stack.config._attn_implementation, self.attention = self.attention, None
+            READING.set(None)  # or the last cache would live as long as the process
+        self.thread = None
+        self.lock.release()
+
+
+TURNS: weakref.WeakKeyDictionary[Any, Turn] = weakref.WeakKeyDictionary()
 
 
 def given(args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -381,6 +440,8 @@ def given(args: Any, kwargs: dict[str, Any]) -> Tensor:
 
 def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """Let a call of the model with an EvictingCache read with that; ``memory_position``: where, if no mask tells it."""
+    turn = TURNS.setdefault(stack, Turn())
+    turn.take(stack)
     cache = kwargs.get("past_key_values")
     if not isinstance(cache, EvictingCache):
         return None
@@ -394,25 +455,37 @@ def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
         raise UserError(
             "nothing follows what the cache has read: pass generate the text and its question, cache.inputs(question)"
         )
+    if cache.is_called and cache.inserted:
+        raise UserError(
+            "the last call with this cache ended before all layers had read: cache.reset(), and read the text again"
+        )
     cache.begin_reading(tokens, kwargs.get("attention_mask"), kwargs.pop("memory_position", None))
     if not cache.memories[0].model_rotates:  # at position 0 the model's rotation changes nothing
         kwargs["position_ids"] = torch.zeros_like(cache.position)
-    cache.model_attention = stack.config._attn_implementation
+    cache.is_called, cache.layer = True, None
+    cache.inserted.clear()
+    turn.attention = stack.config._attn_implementation
     stack.config._attn_implementation = IMPLEMENTATION
     READING.set(cache)
     return args, kwargs | {"attention_mask": None}
 
 
 def end_call(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-    """Give the model its own attention back, also after an error."""
-    cache = kwargs.get("past_key_values")
-    if isinstance(cache, EvictingCache) and cache.model_attention is not None:
-        stack.config._attn_implementation, cache.model_attention = cache.model_attention, None
-        READING.set(None)  # or the last cache would live as long as the process
-        if output is not None:  # None: it ended by an error
-            cache.seen += cache.position.shape[1]
-            tokens = given(args, kwargs)
-            cache.tokens = None if cache.tokens is None or tokens.is_floating_point() else (*cache.tokens, tokens)
+    """Give the model its own attention back, also after an error; the cache cannot go on if some layers had read by then."""
+    turn, cache = TURNS[stack], kwargs.get("past_key_values")
+    if turn.thread is not threading.current_thread():
+        return
+    was_replaced = turn.attention is not None
+    turn.end(stack)
+    if not was_replaced or not isinstance(cache, EvictingCache):
+        return
+    cache.is_called = output is None and bool(cache.inserted)  # None: it ended by an error
+    if output is not None:
+        if len(cache.inserted) < len(cache):
+            raise UserError(f"{type(stack).__name__} is not supported: some of its layers have attention of their own")
+        cache.seen += cache.position.shape[1]
+        tokens = given(args, kwargs)
+        cache.tokens = None if cache.tokens is None or tokens.is_floating_point() else (*cache.tokens, tokens)
 
 
 def attend(
@@ -421,8 +494,12 @@ def attend(
     """Return the values [b l h d] that queries [b h l d] attend to, with the entries [b g l d] inserted first."""
     cache, cap = READING.get(), settings.pop("softcap", None)
     assert cache is not None, "begin_call names the cache of a call"
+    if cache.layer != module.layer_idx:
+        raise UserError(f"{type(module).__name__} is not supported: its layers do not have entries of their own")
     layer = cache.memories[module.layer_idx]
     check_call(module, layer, settings)
+    cache.layer = None
+    cache.inserted.add(module.layer_idx)
     layer.products.scale, layer.products.cap = scaling, cap
 
     def own(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
