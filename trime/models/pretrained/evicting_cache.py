@@ -438,6 +438,7 @@ def given(args: Any, kwargs: dict[str, Any]) -> Tensor:
     return next(x for x in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """Let a call of the model with an EvictingCache read with that; ``memory_position``: where, if no mask tells it."""
     turn = TURNS.setdefault(stack, Turn())
@@ -470,6 +471,7 @@ def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     return args, kwargs | {"attention_mask": None}
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def end_call(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     """Give the model its own attention back, also after an error; the cache cannot go on if some layers had read by then."""
     turn, cache = TURNS[stack], kwargs.get("past_key_values")
