@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from omegaconf import DictConfig
@@ -220,6 +221,7 @@ def test_the_harness_settings_are_followed_or_refused() -> None:
     """As lm_eval's own models follow them."""
     pytest.importorskip("lm_eval", reason="the extra harness")
     from trime.harness import generation_settings
+    from trime.harness.bundle import TrimeLM
 
     for name in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"):
         assert generation_settings({name: 3, "until": ["", "."]}) == {
@@ -236,6 +238,26 @@ def test_the_harness_settings_are_followed_or_refused() -> None:
     for wrong in ({"top_k": 5}, {"num_beams": 4}, {"repetition_penalty": 1.2}, {"stop": "a"}, {"min_p": 0.1}):
         with pytest.raises(UserError, match=f"sets {next(iter(wrong))}="):
             generation_settings(wrong)
+    assert generation_settings({"until": ("a", "b")})["until"] == ["a", "b"]
+    with pytest.raises(UserError, match="not those of a generation"):
+        generation_settings({"max_gen_toks": "many"})
+    for arguments in ({}, {"pretrained": "gpt2"}):
+        with pytest.raises(UserError, match="--model_args"):
+            TrimeLM(**arguments)
+
+
+def test_a_repeated_request_has_other_samples() -> None:
+    """Those of a first run again in the next, and from different seeds."""
+    pytest.importorskip("lm_eval", reason="the extra harness")
+    from lm_eval.api.instance import Instance
+
+    from trime.harness.bundle import TrimeLM
+
+    model = TrimeLM.__new__(TrimeLM)
+    model.model = Mock(generate=lambda prompt, seed, **_: f"{prompt}{seed}")
+    one, other = (Instance("generate_until", {}, (text, {"do_sample": True, "seed": 5}), 0) for text in "ab")
+    for _ in range(2):
+        assert model.generate_until([one, one, other, one]) == ["a5", "a6", "b5", "a7"]
 
 
 TASK = """\

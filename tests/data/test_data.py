@@ -122,6 +122,53 @@ def test_valid_may_be_called_dev(tmp_path: Path) -> None:
         Folder(str(tmp_path), Words()).files("valid")
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"train": ["wiki.train.tokens"], "valid": ["wiki.valid.tokens"], "test": ["wiki.test.tokens"]},
+        {"train": ["news-2024_train.txt"], "valid": ["news-2024_dev.txt"], "test": ["news-2024_test.txt.gz"]},
+        {
+            "train": ["train-00000-of-00002.txt", "train-00001-of-00002.txt"],
+            "valid": ["validation-00000-of-00001.txt"],
+            "test": [],
+        },
+    ],
+)
+def test_files_may_be_named_as_data_is_published(names: dict[str, list[str]], tmp_path: Path) -> None:
+    """A name and a part's number may stand beside the split's; a readme beside all is none of the text."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for file in (*(name for of_split in names.values() for name in of_split), "README.md"):
+        (data / file).write_text(file)
+    folder = Folder(str(data), Words())
+    assert {split: [path.name for path in folder.files(split)] for split in SPLITS} == names
+    (tmp_path / "README.md").write_text("what it is")
+    with pytest.raises(UserError, match=f"set dataset.path={data}"):
+        Folder(str(tmp_path), Words()).files("train")
+    (data / names["train"][-1]).unlink()
+    if len(names["train"]) > 1:
+        with pytest.raises(UserError, match="1 of the 2 parts of train"):
+            Folder(str(data), Words()).files("train")
+
+
+def test_names_that_are_not_of_splits(tmp_path: Path) -> None:
+    """Alone, or of programs, they are names of documents; rows in JSON are told apart from text."""
+    for name in ("how_to_test.md", "train-1.txt", "b.py", "run_train.py", "run_test.py"):
+        (tmp_path / name).write_text(name)
+    assert "5 text files, split at random" in Folder(str(tmp_path), Words()).notes()[0]
+    (tmp_path / "train-1.txt").unlink()
+    for name in ("train.json", "test.json"):
+        (tmp_path / name).write_text('[{"text": "a"}]')
+    with pytest.raises(UserError, match=r"as a line of train\.jsonl"):
+        Folder(str(tmp_path), Words()).files("train")
+
+
+@pytest.mark.parametrize("ratio", [20, 0.5, 0, -0.1, "0.1"])
+def test_a_ratio_leaves_train_something(ratio: object, text_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"dataset\.ratio"):
+        Folder(str(text_folder), Words(), ratio=ratio)  # type: ignore[arg-type]
+
+
 def test_wikitext_counts_and_documents(tmp_path: Path) -> None:
     place = SHARED / "data" / "wikitext-2"
     if not place.is_dir():

@@ -52,7 +52,8 @@ def saved_dataset(folder: Path, records: list[dict[str, str]]) -> None:
     [
         ("a.txt", lambda content: content),
         ("NOTES.md", lambda content: b"\xef\xbb\xbf" + content),
-        ("README", lambda content: content.replace(b"\n", b"\r\n")),
+        ("WINDOWS", lambda content: content.replace(b"\n", b"\r\n")),
+        ("windows.gz", lambda content: gzip.compress(content.replace(b"\n", b"\r\n"))),
         ("wide.txt", lambda content: content.decode().encode("utf-16")),
         ("wider.log", lambda content: content.decode().encode("utf-32")),
         ("a.txt.gz", gzip.compress),
@@ -71,7 +72,8 @@ def test_one_text_in_many_forms(name: str, packed: Callable[[bytes], bytes], tmp
         (tmp_path / "more" / f"{number}.py").write_text("x = 1\n")
     dataset = Folder(str(tmp_path), Words(), seed=0)
     read = {document.name: b"".join(document.lines) for split in dataset.splits() for document in dataset.documents(split)}
-    assert read.pop(name).replace(b"\r", b"") == TEXT.encode() and len(read) == 3
+    ends = b"\r\n" if "windows" in name.lower() else b"\n"
+    assert read.pop(name) == TEXT.encode().replace(b"\n", ends) and len(read) == 3
 
 
 @pytest.mark.parametrize("write", [parquet, saved_dataset, None])

@@ -69,6 +69,13 @@ def test_with_room_for_all_it_is_the_model_of_the_harness(settings: dict[str, An
     assert likelihood == pytest.approx(expected, rel=1e-4) and is_greedy == greedy
 
 
+def test_a_share_is_of_each_prompt(decoder: Path) -> None:
+    """What a prompt keeps does not depend on what else is in its batch."""
+    model = TrimeHF(pretrained=str(decoder), device="cpu", batch_size=2, policy="TOVA", memory=0.25)
+    with pytest.raises(UserError, match="add --batch_size 1"):
+        written(model)
+
+
 def test_likelihoods_are_read_text_by_text(decoder: Path) -> None:
     model = TrimeHF(pretrained=str(decoder), device="cpu", batch_size=2, policy="TOVA", memory=16)
     with pytest.raises(UserError, match="add --batch_size 1"):
@@ -98,6 +105,12 @@ def test_with_little_room_it_holds_little(settings: dict[str, Any], decoder: Pat
         ({"policy": "SnapKV", "memory": 1.0}, "memory=1.0 is all of a prompt"),
         ({"policy": "KVzip", "memory": 9}, "add whole=True"),
         ({"heads": "ada_kv", "memory": 9}, "add whole=True"),
+        ({"memory": -5}, "memory=-5"),
+        ({"memory": 1.5}, "whole number of entries"),
+        ({"memory": float("nan")}, "memory=nan"),
+        ({"memory": 9, "recall": 0.5}, "recall=0.5"),
+        ({"memory": 9, "pyramid": -1}, "pyramid=-1"),
+        ({"policy": "TOVA", "memory": 9, "policy_settings": {"windows": 3}}, "TOVA does not take them"),
     ],
 )
 def test_impossible_arguments(settings: dict[str, Any], message: str, decoder: Path) -> None:

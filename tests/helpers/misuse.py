@@ -6,6 +6,7 @@ A process of its own runs them, because the shape checks of the tests would refu
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import trime
 from trime.common.types import LogMass
 from trime.errors import UserError
 
-FOLDER = Path(sys.argv[1])
+FOLDER, SHARD = Path(sys.argv[1]), "00000.safetensors"
 NAN, INFINITE = float("nan"), float("inf")
 draw = torch.Generator().manual_seed(0)
 g, logits, targets = torch.randn(6, 4, generator=draw), torch.randn(6, 9, generator=draw), torch.arange(6)
@@ -31,6 +32,14 @@ local = trime.LocalMemory()
 def new_store(keys: Any = g, tokens: Any = targets, **settings: Any) -> Any:
     """Store keys in a folder of their own."""
     return trime.Datastore.from_tensors(FOLDER / f"store{len([*FOLDER.iterdir()])}", keys, tokens, **settings)
+
+
+def copied(change: Callable[[Path], object]) -> Any:
+    """Open a copy of a store that was not copied well."""
+    folder = FOLDER / f"copy{len([*FOLDER.iterdir()])}"
+    shutil.copytree(FOLDER / "store", folder)
+    change(folder)
+    return trime.Datastore.open(folder)
 
 
 def loss(g: Any = rows, logits: Any = row_logits, targets: Any = row_targets, **settings: Any) -> Any:
@@ -64,6 +73,15 @@ CALLS: dict[str, Callable[[], Any]] = {
     "float64": lambda: new_store(dtype="float64"),
     "keys too large for float16": lambda: new_store(keys=g * 1e6),
     "keys too large for 8 bits": lambda: new_store(keys=g * 1e6, dtype="int8"),
+    "keys too large for products": lambda: new_store(keys=g.double() * 1e200, dtype="float32"),
+    "keys too small for float16": lambda: new_store(keys=g * 1e-8),
+    "keys too small for 8 bits": lambda: new_store(keys=g * 1e-8, dtype="int8"),
+    "sparse keys": lambda: new_store(keys=g.to_sparse()),
+    "a folder below a file": lambda: trime.Datastore.from_tensors(Path(__file__) / "store", g, targets),
+    "a shard under another name": lambda: copied(lambda folder: (folder / SHARD).rename(folder / "00001.safetensors")),
+    "a shard twice": lambda: copied(lambda folder: shutil.copy(folder / SHARD, folder / "00000 (1).safetensors")),
+    "a store in part": lambda: copied(lambda folder: (folder / "encode.json").write_text('{"tokens": 99}')),
+    "a store whose summary is cut": lambda: copied(lambda folder: (folder / "encode.json").write_text('{"tok')),
     "a file as a folder": lambda: trime.Datastore.from_tensors(__file__, g, targets),
     "a folder without a store": lambda: trime.Datastore.open(FOLDER / "none"),
     "a memory of a store": lambda: trime.ExternalMemory(store),
@@ -72,6 +90,10 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a policy's class": lambda: trime.LongMemory([8], trime.FIFO),
     "a window in place of a transform": lambda: trime.SnapKV(32),
     "an even kernel": lambda: trime.SnapKV(kernel=4),
+    "no representatives": lambda: trime.Representatives(0),
+    "a key of blocks by its name": lambda: trime.Recall(8, key="mean"),  # type: ignore[arg-type]
+    "a pyramid without layers": lambda: trime.pyramid(12, 0),
+    "a pyramid of nothing": lambda: trime.pyramid(0, 2),
     "a share of recent entries above 1": lambda: trime.H2O(recent=1.5),
     "limits in the wrong order": lambda: trime.Clipped(2, 1),
     "a share above 1": lambda: trime.interpolate(torch.zeros(3), mass, share=1.5),
@@ -98,6 +120,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "an unfitted mixture": lambda: trime.MemoryMixture({"local": local}).score([window]),
     "no windows": lambda: trime.MemoryMixture({"local": local}).fit([]),
     "windows of two widths": lambda: trime.MemoryMixture({"local": local}).fit([window, window_with(g=g[:, :2])]),
+    "windows that go back": lambda: trime.MemoryMixture({"local": local}).fit([window, window]),
     "BM25 of nothing": lambda: trime.BM25Neighbours().fit([]),
     "BM25 of tensors": lambda: trime.BM25Neighbours().fit([targets]),
     "BM25 of a segment that is none": lambda: bm25().nearest([2], 1),

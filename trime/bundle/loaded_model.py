@@ -19,6 +19,7 @@ from trime.config.check import checked
 from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
 from trime.config.schema import Generate
 from trime.data import tokenizers
+from trime.data.datasets.files import whole_characters
 from trime.errors import UserError
 from trime.stages.explorer import serve
 from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
@@ -135,13 +136,15 @@ class LoadedModel:
 
     def score(self, texts: str | Iterable[str]) -> list[list[GeneratedToken]]:
         """Return each text's tokens, with the probability of each after the ones before and its parts by memory."""
+        if not isinstance(texts, Iterable):
+            raise UserError(f"texts={shown(texts)}: pass a text, or several")
         return [self.writer.score(self.token_ids(text)) for text in ([texts] if isinstance(texts, str) else texts)]
 
     def token_ids(self, text: str) -> list[int]:
         """Return the tokens of a text; UserError for anything else."""
         if not isinstance(text, str):
             raise UserError(f"a text is of type {type(text).__name__}: pass a str")
-        return self.writer.token_ids(text)
+        return self.writer.token_ids(whole_characters(text))
 
     def attribute(self, text: str, entries: int = 3) -> list[GeneratedToken]:
         """Return the tokens of a text as ``score`` does, each with the memory entries that contributed most; this is slower."""
@@ -173,7 +176,10 @@ class LoadedModel:
         It ends before the first of the texts ``until`` that it reaches; empty ones are ignored.
         """
         check_number("seed", seed, whole=True)
-        ends = [end for end in ([until] if isinstance(until, str) else until) if end]
+        ends = [until] if isinstance(until, str) else until
+        if not isinstance(ends, Sequence) or not all(isinstance(end, str) for end in ends):
+            raise UserError(f"until={shown(until)}: pass a text, or several")
+        ends = [end for end in ends if end]
         writer = self.start(max_new_tokens=max_new_tokens, **settings)
         writer.continuation.read(self.token_ids(prompt))
         text = ""

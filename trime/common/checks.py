@@ -64,6 +64,8 @@ def check_tensor(name: str, value: Any, axes: int) -> None:
     """Raise UserError unless ``value`` is a tensor with ``axes`` axes."""
     if not isinstance(value, torch.Tensor):
         raise UserError(f"{name} is of type {type(value).__name__}: it must be a tensor")
+    if value.layout != torch.strided:
+        raise UserError(f"{name} is a sparse tensor: pass {name}.to_dense()")
     if value.ndim != axes:
         raise UserError(f"{name} has shape {[*value.shape]}: it must be {SHAPES[axes]}")
 

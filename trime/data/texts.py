@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 def read_texts(paths: str | Path | Iterable[str | Path], field: str = "text") -> Iterator[Text]:
     """Yield the documents in files and folders; ``field`` is the one that holds the text of rows.
 
-    Names are absolute paths, with the row in a file of several. Files are told apart by content: compressed (gzip, bzip2, xz,
-    zstandard); in rows, each a document (.jsonl, Parquet, folders that the package datasets saved); or one document, in UTF-8,
-    UTF-16 or UTF-32. Others are left out and named in a warning; so are hidden files. Raises UserError where a path does not
-    exist, a file is damaged, or a row has no such field.
+    Names are absolute paths, with the row in a file of several. Lines end at a newline alone. Files are told apart by content:
+    compressed (gzip, bzip2, xz, zstandard); in rows, each a document (.jsonl, Parquet, folders that the package datasets
+    saved); or one document, in UTF-8, UTF-16 or UTF-32. Others are left out and named in a warning; so are hidden files. Raises
+    UserError where a path does not exist, a file is damaged, or a row has no such field.
     """
     left_out, others = Counter[str](), list[Path]()
     for path in [Path(paths)] if isinstance(paths, str | Path) else map(Path, paths):
@@ -36,7 +36,7 @@ def read_texts(paths: str | Path | Iterable[str | Path], field: str = "text") ->
             if texts is None:
                 others.append(file)
             else:
-                yield from texts
+                yield from (text._replace(content=text.content.replace("\r\n", "\n")) for text in texts)
         left_out += found.left_out if found else Counter()
     if left_out or others:
         log.warning("left out: %s", in_words(left_out + not_text(others)))

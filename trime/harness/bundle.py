@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
 from trime.bundle.loaded_model import load
+from trime.common.checks import shown
 from trime.errors import UserError
 
 FOLLOWED = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "seed")
@@ -34,7 +36,7 @@ class TrimeLM(LM):  # type: ignore[misc]
 
     def __init__(
         self,
-        bundle: str,
+        bundle: str | None = None,
         trusted: bool = False,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
@@ -45,6 +47,8 @@ class TrimeLM(LM):  # type: ignore[misc]
         super().__init__()
         if unknown:
             raise UserError(f"--model_args: trime has no {', '.join(unknown)}: it takes bundle and trusted")
+        if bundle is None:
+            raise UserError("--model_args: add bundle=DIR, the folder of a run or of an exported bundle")
         self.model = load(bundle, trusted)
         of_model = self.model.writer.continuation.device
         if device is not None and device.partition(":")[0] != of_model.type:
@@ -75,11 +79,14 @@ class TrimeLM(LM):  # type: ignore[misc]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Return a continuation of each prompt, greedy unless the task asks for samples."""
-        return [self.generate(*request.args) for request in tqdm(requests, disable=disable_tqdm)]
-
-    def generate(self, prompt: str, settings: dict[str, Any]) -> str:
-        """Return the continuation of a prompt under a task's settings."""
-        return self.model.generate(prompt, **generation_settings(settings))
+        written, asked = [], Counter[str]()
+        for request in tqdm(requests, disable=disable_tqdm):
+            prompt, task = request.args
+            settings, key = generation_settings(task), repr(request.args)
+            settings["seed"] += asked[key]  # a task that repeats a request wants other samples
+            asked[key] += 1
+            written.append(self.model.generate(prompt, **settings))
+        return written
 
 
 def generation_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +95,13 @@ def generation_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     As for the harness's own models, max_new_tokens, max_tokens and max_completion_tokens are other names of max_gen_toks, a
     temperature above 0 samples unless do_sample is false, and do_sample without a temperature samples at 1.
     """
-    task = dict(normalize_gen_kwargs(without_nulls(settings)))
+    given = without_nulls(settings)
+    if isinstance(until := given.get("until"), tuple):
+        given["until"] = [*until]
+    try:
+        task = dict(normalize_gen_kwargs(given))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the task's settings {shown(settings)} are not those of a generation ({error})") from None
     for name, value in task.items():
         if name not in FOLLOWED and value not in NEUTRAL.get(name, ()):
             raise UserError(f"the task sets {name}={value}, which trime does not follow: it follows {', '.join(FOLLOWED)}")

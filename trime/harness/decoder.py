@@ -14,6 +14,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 import trime
+from trime.common.checks import check_number, shown
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.memory.slots.budgets.ada_kv import AdaKV
@@ -51,6 +52,9 @@ class TrimeHF(HFLM):  # type: ignore[misc]
         policy_settings: dict[str, Any] | None = None,
         **settings: Any,
     ):
+        check_number("memory", memory, at_least=0)
+        if memory > 1 and memory != int(memory):
+            raise UserError(f"memory={memory}: name a whole number of entries, or a share of a prompt below 1")
         if memory == 1 and isinstance(memory, float):
             raise UserError("memory=1.0 is all of a prompt: leave memory out, or name a number of entries")
         if not memory and (policy or recall or pyramid or whole or heads != "together"):
@@ -64,8 +68,14 @@ class TrimeHF(HFLM):  # type: ignore[misc]
             raise UserError(f"heads={heads}: choose from {', '.join(HEADS)}")
         if not whole and (kind is KVzip or heads.startswith("ada_kv")):
             raise UserError(f"policy={policy}, heads={heads}: prompts must be read as a whole first: add whole=True")
+        check_number("pyramid", pyramid, at_least=0)
+        check_number("recall", recall, at_least=0, whole=True)
+        try:
+            self.policy = kind(**policy_settings or {})
+        except TypeError as error:
+            raise UserError(f"policy_settings={shown(policy_settings)}: {policy} does not take them ({error})") from None
         super().__init__(pretrained=pretrained, **settings)
-        self.policy, self.memory, self.whole, self.beta = kind(**policy_settings or {}), memory, whole, pyramid
+        self.memory, self.whole, self.beta = memory, whole, pyramid
         self.settings = {"chunk": chunk, "recall": recall or None, "per_head": HEADS[heads], "position": position}
         self.prompts = {"tokens": 0, "seconds": 0.0, "bytes held at most": 0, "bytes held after": 0}
 
@@ -96,6 +106,8 @@ class TrimeHF(HFLM):  # type: ignore[misc]
     def _model_generate(self, context: Int[Tensor, "b l"], max_length: int, stop: list[str], **settings: Any) -> Tensor:
         started, cache = time.perf_counter(), self.cache_for(context.shape[1])
         if cache is not None:
+            if (self.memory < 1 or self.beta) and not settings["attention_mask"].all():
+                raise UserError("a share of a prompt, or a pyramid, is of prompts of one length: add --batch_size 1")
             self.read(cache, context[:, :-1], settings["attention_mask"][:, :-1])
             cache.extend(max_length - context.shape[1] + 1)
             settings["past_key_values"] = cache

@@ -140,11 +140,25 @@ def checked(windows: Any) -> Iterator[Window]:
 
 def check_each(windows: Iterable[Window]) -> Iterator[Window]:
     """Yield windows; UserError at what is none, or has keys of another width than the first."""
-    width = None
+    width, read = None, dict[int, int]()  # the last scored position of each document
     for window in windows:
         check_object("a window", window, Window, "window_of(g, logits, targets)")
         of_window = window.contexts.g.shape[1]
         width = width or of_window
         if of_window != width:
             raise UserError(f"a window has contexts of width {of_window}, and the first window of width {width}")
+        for document, position in first_and_last(window.scored.positions):
+            if position[0] <= read.get(document, -1):
+                raise UserError(
+                    f"document {document} goes back from position {read[document]} to {position[0]}, so that its text would "
+                    "find itself: pass windows in the order of the text, each with its document and start"
+                )
+            read[document] = position[1]
         yield window
+
+
+def first_and_last(positions: TokenPosition) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield the documents of some contexts, each with the first and the last of its positions."""
+    for document in positions.document.unique().tolist():
+        own = positions.position[positions.document == document]
+        yield document, (int(own.min()), int(own.max()))

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 import xxhash
 
-from trime.common.checks import check_number, shown
+from trime.common.checks import check_in_vocabulary, check_number, shown
 from trime.common.io import read_tensors, write_tensors
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
-from trime.data.datasets.files import Text, replaced
+from trime.data.datasets.files import Text, whole_characters
 from trime.data.notes import COPIED
 from trime.data.texts import read_texts
 from trime.errors import UserError
@@ -169,6 +169,7 @@ class TextMemory:
 
         UserError where the texts are too few, or are those of the memory.
         """
+        check_number("seed", seed, whole=True)
         experts, texts = self.experts(), self.held_out(paths, field)
         scored = self.read_all(texts, experts)
         masses, features = concat_masses([each.masses for each in scored]), torch.cat([each.features for each in scored])
@@ -258,8 +259,11 @@ class TextMemory:
         may begin there and end later.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
-        if not prompts or not all(isinstance(each, str) for each in prompts):
+        if not isinstance(prompts, list | tuple) or not prompts or not all(isinstance(each, str) for each in prompts):
             raise UserError(f"prompt={shown(prompt)}: pass a text, or a list of texts")
+        check_number("max_new_tokens", max_new_tokens, at_least=1, whole=True)
+        if own := sorted({"attention_mask", "inputs", "input_ids", "inputs_embeds", "return_dict_in_generate"} & {*settings}):
+            raise UserError(f"generate sets {', '.join(own)} itself: call the model's own generate, with memory.processor()")
         tokenizer = self.decoder.tokenizer
         # A character of several tokens cannot be begun again as text.
         ends = [match[0] if (match := LAST_PIECE.search(each)) and match[0].isascii() else "" for each in prompts]
@@ -323,7 +327,7 @@ class TextMemory:
         """Return the tokens of a part of a text; UserError where there are none."""
         if not text:
             raise UserError("an empty text occurs everywhere: pass at least one token")
-        return np.array(self.decoder.inside(replaced(text)), np.int64)
+        return np.array(self.decoder.inside(whole_characters(text)), np.int64)
 
     @contextmanager
     def attach(self, model: Any) -> Iterator[None]:
@@ -350,7 +354,9 @@ class TextMemory:
         check_number("first", first, at_least=0, whole=True)
         check_number("sources", sources, at_least=0, whole=True)
         result = []
-        for row in rows_of(output).numpy():
+        rows = rows_of(output)
+        check_in_vocabulary("output", rows, self.decoder.embedded)
+        for row in rows.numpy():
             tokens = self.decoder.without_padding(row)
             begin = max(first - (len(row) - len(tokens)), 1)
             result.append(self.explain_row(self.decoder.without_end(tokens), begin, sources, experts, mixture))
@@ -395,7 +401,7 @@ def rows_of(output: Any) -> Int[Tensor, "b l"]:
         rows = torch.as_tensor(output)
     except (TypeError, ValueError, RuntimeError):
         rows = torch.zeros(0)
-    if not rows.numel() or rows.is_floating_point():
+    if not rows.numel() or not rows.dim() or rows.is_floating_point() or rows.dtype == torch.bool:
         raise UserError(f"output={shown(output)}: pass token numbers, as generate or the tokenizer returns them")
     return rows.reshape(-1, rows.shape[-1]).cpu().long()
 

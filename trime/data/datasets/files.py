@@ -161,7 +161,7 @@ def decoded(content: bytes) -> str | None:
         text = content.decode(wide_encoding(content) or "utf-8-sig")
     except UnicodeDecodeError:
         return None
-    return None if "\0" in text else text.replace("\r\n", "\n")
+    return None if "\0" in text else text
 
 
 def read_records(file: Path, name: str, text: str, field: str) -> Iterator[Text]:
@@ -193,7 +193,7 @@ def read_table(file: Path, name: str, content: bytes, field: str) -> Iterator[Te
 def text_of(record: Any, field: str, where: str) -> str:
     """Return the text of a row; UserError where it has none of this name."""
     if isinstance(record, dict) and isinstance(record.get(field), str):
-        return replaced(record[field])
+        return whole_characters(record[field])
     if not isinstance(record, dict):
         raise UserError(f"{where} is a {type(record).__name__}, and no object with a field {field!r}: mend or remove it")
     if field in record:
@@ -201,7 +201,7 @@ def text_of(record: Any, field: str, where: str) -> str:
     raise UserError(f"{where} has no field {field!r}, but {', '.join(sorted(record))}: name the one that holds the text")
 
 
-def replaced(text: str) -> str:
+def whole_characters(text: str) -> str:
     """Return a text with U+FFFD in place of what is no character: half of a pair of JSON's escapes."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -12,6 +12,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
+from trime.common.checks import check_number
 from trime.common.urls import local_copy
 from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of, printable
 from trime.data.datasets.files import (
@@ -35,7 +36,13 @@ ALIASES = {  # names of a split's folder or file, in any case
     "test": ("test", "testing"),
 }
 RECORDS = (".json", ".jsonl")  # their text is one field among others: advised only where there is nothing else
-NAMES = re.compile(r"[^.]+(\.(txt|md|raw|tokens|jsonl|ndjson|parquet|arrow))?(\.(gz|bz2|xz|zst))?", re.I)  # of a split's file
+NAMES = re.compile(  # of a split's file, as in train.txt, wiki.train.tokens and train-00000-of-00002.parquet
+    rf"(?:(?P<prefix>.+)[._-])?(?P<word>{'|'.join(chain(*ALIASES.values()))})(?P<part>[._-]\d+(?:-of-(?P<parts>\d+))?)?"
+    r"(?P<suffix>\.(?:txt|md|raw|tokens|jsonl?|ndjson|parquet|arrow))?(?:\.(?:gz|bz2|xz|zst))?"
+)
+BESIDE = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation|dataset_?card)\b.*", re.I
+)  # what may lie beside folders of splits
 WORD = re.compile(rb"(?<=\s)\S")
 CHARACTER = re.compile(rb"(?<!^)[^\x80-\xbf\s]")  # the first byte of one in UTF-8
 SHORT = 10_000  # bytes of a text that is cut between its lines, however unequal they are
@@ -46,6 +53,16 @@ class Cut(NamedTuple):
 
     shares: dict[str, tuple[int, int]]
     within_lines: bool
+
+
+class Name(NamedTuple):
+    """The split that a folder or file is named for, and the rest of its name."""
+
+    split: str
+    prefix: str | None = None
+    whole: str = ""  # the name without the number of a part
+    parts: int | None = None  # how many files the split has, if the name of each tells
+    needs_others: bool = False  # it is a split's name only beside those of others
 
 
 class Layout(NamedTuple):
@@ -62,13 +79,14 @@ class Folder(Dataset):
 
     Every file is read that holds text, whatever its name; compressed ones too, and those whose rows are documents with the text
     in ``field`` (.jsonl, Parquet, what the package datasets saves). ``suffix`` takes only files that end so; it may be a list,
-    and means small and capital letters alike. A split may also be a single file ``train.txt``, and have another name of
-    ``ALIASES``. Hidden files, links to folders and what the lab writes are left out. ``ratio`` is the
-    share of files for valid and for test; or ``tokens`` is the minimum number of tokens of each split, in whole files (None:
-    all that remain): valid is filled first, then test, then train with the rest. If ``path`` is a file, its end is test and
-    the text before it valid, by ``ratio`` of its bytes (``cut_text``). ``seed=None`` cuts every file of a folder like this,
-    except those too short for it, which are train; ``seed=auto`` does it where valid and test would have a single file each,
-    and is 0 otherwise. Without a ``name``, it is that of the folder or file.
+    and means small and capital letters alike. A split may also be a single file ``train.txt``, have another name of
+    ``ALIASES``, something before it (``wiki.train.tokens``), or several files (``train-00000-of-00002.parquet``). Hidden
+    files, links to folders and what the lab writes are left out. ``ratio`` is the share of files for valid and for test; or
+    ``tokens`` is the minimum number of tokens of each split, in whole files (None: all that remain): valid is filled first,
+    then test, then train with the rest. If ``path`` is a file, its end is test and the text before it valid, by ``ratio`` of
+    its bytes (``cut_text``). ``seed=None`` cuts every file of a folder like this, except those too short for it, which are
+    train; ``seed=auto`` does it where valid and test would have a single file each, and is 0 otherwise. Without a ``name``, it
+    is that of the folder or file.
     """
 
     def __init__(
@@ -88,6 +106,7 @@ class Folder(Dataset):
         self.name, self.own = name or printable(self.location.resolve().stem), name is None
         if isinstance(seed, str) and seed != "auto":
             raise UserError(f"dataset.seed={seed}: choose a whole number, null or auto")
+        check_number("dataset.ratio", ratio, above=0, at_most=0.45)
         self.tokenizer, self.ratio, self.seed = tokenizer, ratio, seed
         self.any, self.field = suffix is None, field
         self.suffixes = tuple(each.lower() for each in ([suffix or ""] if isinstance(suffix, str | None) else suffix))
@@ -105,7 +124,7 @@ class Folder(Dataset):
             return Layout({split: [self.location] for split in SPLITS}, "", Counter(), is_cut=True)
         entries = entries_of(self.location)
         readable = [path for path in entries if path.is_dir() or path.name.lower().endswith(self.suffixes)]
-        named = {split: [path for path in readable if self.split_of(path) == split] for split in SPLITS}
+        named = self.splits_among(readable)
         # A repository's test/ is no split if there is no train/ and text beside it.
         of_splits = {path for paths in named.values() for path in paths}
         beside = self.any and not named["train"] and self.find(path for path in entries if path not in of_splits).files
@@ -116,9 +135,7 @@ class Folder(Dataset):
         found = {path: self.find(entries_of(path) if path.is_dir() else [path]) for paths in named.values() for path in paths}
         taken = {split: [path for path in paths if found[path].files] for split, paths in named.items()}
         for split, paths in taken.items():
-            if len(paths) > 1:
-                names = " and ".join(printable(path.name) for path in paths)
-                raise UserError(f"{self.location} has both {names} for {split}: leave one of them")
+            self.check_parts(split, paths)
         others = self.find(path for path in entries if path not in found)
         left_out = sum((each.left_out for each in found.values()), others.left_out)
         if others.files:
@@ -127,7 +144,10 @@ class Folder(Dataset):
             names = ", ".join(printable(path.name) for path in found)
             raise UserError(f"{self.location}: {names} hold {self.describe(0, entries, left_out)}put text there")
         by_split = {split: [file for path in paths for file in found[path].files] for split, paths in taken.items()}
-        names = ", ".join(f"{split} is {printable(path.name)}" for split, paths in taken.items() for path in paths)
+        all_of = {
+            split: " to ".join(printable(path.name) for path in (*paths[:1], *paths[1:][-1:])) for split, paths in taken.items()
+        }
+        names = ", ".join(f"{split} is {name}" for split, name in all_of.items() if name)
         missing = ", no ".join(["", *(split for split in SPLITS if not taken[split])])
         return Layout(by_split, names + missing, left_out)
 
@@ -139,7 +159,7 @@ class Folder(Dataset):
                 f"{self.location} holds {self.describe(len(files), entries, left_out)}put in at least 3, or train/, valid/ "
                 "and test/; a single file is split by paragraphs (dataset.path=FILE)"
             )
-        remark, held_out = self.inner_splits(files), max(1, round(self.ratio * len(files)))
+        remark, held_out = self.inner_splits(files), min(max(1, round(self.ratio * len(files))), (len(files) - 1) // 2)
         seed = 0 if self.seed == "auto" else self.seed
         if not self.tokens and (seed is None or (self.seed == "auto" and held_out == 1)):
             advice = ", for they are few (dataset.seed=0 holds out whole files)" if self.seed == "auto" else ""
@@ -163,13 +183,28 @@ class Folder(Dataset):
             by_split = {split: sorted(paths) for split, paths in by_split.items()}
         return Layout(by_split, f"{len(files):,} {self.suffix} files, split at random (dataset.seed={seed}){remark}", left_out)
 
-    def split_of(self, path: Path) -> str | None:
-        """Return the split that a folder or file is named for."""
-        name = path.name.lower()
-        if self.any and (path.is_dir() or NAMES.fullmatch(name)):
-            name = name.partition(".")[0]
-        stem = next((name.removesuffix(suffix) for suffix in self.suffixes if name.endswith(suffix)), name)
-        return next((split for split in SPLITS if stem in ALIASES[split]), None)
+    def splits_among(self, paths: Iterable[Path]) -> dict[str, list[Path]]:
+        """Return those folders and files, of some that lie side by side, that are named for each split."""
+        names = {path: name for path in paths if (name := name_of(path, self.suffixes))}
+        by_prefix: dict[str | None, set[str]] = {}
+        for name in names.values():
+            by_prefix.setdefault(name.prefix, set()).add(name.split)
+        taken = [path for path, name in names.items() if not name.needs_others or {"train"} < by_prefix[name.prefix]]
+        return {split: [path for path in taken if names[path].split == split] for split in SPLITS}
+
+    def check_parts(self, split: str, paths: list[Path]) -> None:
+        """Raise UserError unless the folders and files that are named for a split are one, or all parts of one."""
+        names = [name for path in paths if (name := name_of(path, self.suffixes))]
+        if len({name.whole for name in names}) > 1:
+            both = " and ".join(printable(path.name) for path in paths)
+            raise UserError(f"{self.location} has both {both} for {split}: leave one of them")
+        if names and names[0].parts not in (None, len(paths)):
+            raise UserError(f"{self.location} has {len(paths)} of the {names[0].parts} parts of {split}: get all of them")
+        if rows := next((path.name for path in paths if names[0].needs_others and ".json" in path.suffixes), None):
+            raise UserError(
+                f"{self.location / rows} would be read as a single text in JSON: write each row as a line of {split}.jsonl, "
+                "or give the file a name that is not that of a split"
+            )
 
     def find(self, entries: Iterable[Path]) -> Found:
         """Find the files of the dataset among some entries of the folder."""
@@ -192,20 +227,23 @@ class Folder(Dataset):
 
     def inner_splits(self, files: list[Path]) -> str:
         """Return a remark where folders further below are named for splits; UserError if all files lie in such folders."""
-        siblings: dict[Path, set[str]] = {}  # by folder, the entries in it that are named for splits
-        outside = 0
+        entries: dict[Path, set[Path]] = {}  # of each folder, those that files of the text are, or lie in
         for file in files:
-            folders = [*file.parents][: len(file.relative_to(self.location).parts) - 1]
-            named = next((path for path in (*reversed(folders), file) if self.split_of(path)), None)
-            if named is None:
-                outside += 1
-            else:
-                # Two such folders side by side are splits that lie one level too deep.
-                siblings.setdefault(named.parent, set()).add(named.name)
-        folder = next((place for place, names in siblings.items() if len(names) > 1), None)
-        if folder is None:
+            for path in (file, *file.parents):
+                if path == self.location:
+                    break
+                entries.setdefault(path.parent, set()).add(path)
+        splits = {folder: self.splits_among(sorted(paths)) for folder, paths in entries.items()}
+        # Two of them side by side are splits that lie one level too deep.
+        places = {
+            folder: [*filter(None, found.values())] for folder, found in splits.items() if sum(map(bool, found.values())) > 1
+        }
+        if not places:
             return ""
-        names = ", ".join(sorted(siblings[folder]))
+        inside = {*chain.from_iterable(chain.from_iterable(places.values()))}
+        outside = [file for file in files if not BESIDE.fullmatch(file.name) and inside.isdisjoint((file, *file.parents))]
+        folder = min(places, key=lambda place: (len(place.parts), place))
+        names = ", ".join(sorted(printable(paths[0].name) for paths in places[folder]))
         if not outside:
             raise UserError(
                 f"{self.location} holds no train/, valid/ or test/, but {folder} has {names}: set dataset.path={folder}"
@@ -273,6 +311,30 @@ class Folder(Dataset):
 
     def fingerprint(self) -> str:
         return super().fingerprint() + self.within_lines
+
+
+def name_of(path: Path, suffixes: tuple[str, ...]) -> Name | None:
+    """Return the name of a folder or file that is named for a split; ``suffixes``: of files, as the user names them."""
+    name = path.name.lower()
+    plain = (
+        name.partition(".")[0]
+        if path.is_dir()
+        else next((name.removesuffix(each) for each in suffixes if name.endswith(each)), "")
+    )
+    split = {word: split for split, words in ALIASES.items() for word in words}
+    if plain in split:
+        return Name(split[plain], whole=name)
+    found = None if path.is_dir() else NAMES.fullmatch(name)
+    if found is None:
+        return None
+    first, last = found.span("part") if found["part"] else (len(name), len(name))
+    return Name(
+        split[found["word"]],
+        found["prefix"],
+        name[:first] + name[last:],
+        int(found["parts"]) if found["parts"] else None,
+        bool(found["prefix"] or found["part"] or found["suffix"] == ".json"),
+    )
 
 
 def lines_between(lines: Iterable[bytes], first: int, end: int) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trime.common.checks import check_number
 from trime.common.types import Bool, Float, Tensor
 from trime.memory.recall.base import BlockKey, mean_of
 
@@ -10,6 +11,7 @@ class Representatives(BlockKey):
     """The ``count`` keys that differ most from the block's mean, in each head; a query takes the best product with one."""
 
     def __init__(self, count: int = 4):
+        check_number("count", count, at_least=1, whole=True)
         self.count = count
 
     def of(self, key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "b r g n d"]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from trime.common.checks import check_number
+from trime.common.checks import check_number, check_object
 from trime.common.types import Bool, Float, Int, Tensor
 from trime.errors import UserError
 from trime.memory.recall.base import BlockKey
@@ -47,6 +47,7 @@ class Recall:
     def __post_init__(self) -> None:
         check_number("entries", self.entries, at_least=1, whole=True)
         check_number("block", self.block, at_least=1, whole=True)
+        check_object("key", self.key, BlockKey, "Gaussian()")
 
     @property
     def blocks(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from trime.common.checks import check_choice, check_floats, check_number, check_object, check_whole_numbers
 from trime.common.choices import METRICS
-from trime.common.io import partial_of, write_tensors
+from trime.common.io import partial_of, write_json, write_tensors
 from trime.common.types import Contexts, Float, Int, LogMass, Tensor
 from trime.errors import UserError
 from trime.memory.retrieval.search import ExactSearch, Search
@@ -24,6 +25,7 @@ from trime.memory.training.objective.blockwise_cpu import entry_masses
 RESCORED = 2**26  # values of stored keys that are read at once to compute similarities
 DTYPE_NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I8": "int8"}  # by their names in safetensors files
 SHARD = 2**17  # keys of a file that from_tensors writes
+SUMMARY = "encode.json"  # beside the shards: how many entries they hold, in all
 
 
 class Shards:
@@ -33,6 +35,11 @@ class Shards:
         self.paths = sorted(folder.glob("[0-9]*.safetensors"))
         if not self.paths:
             raise UserError(f"{folder} holds no shards: delete it and run stages encode and datastore")
+        for number, path in enumerate(self.paths):
+            if path.stem != f"{number:05d}":
+                raise UserError(
+                    f"{folder} has {path.name} where {number:05d}.safetensors should be: copy the whole folder again"
+                )
         self.files: list[Any] = []
         for path in self.paths:
             try:
@@ -66,8 +73,14 @@ def stored_keys(g: Float[Tensor, "n d"], dtype: str, setting: str = "dtype") -> 
     largest = float(g.abs().max()) if len(g) else 0.0
     if not math.isfinite(largest):
         raise UserError(f"{int((~g.isfinite()).any(1).sum())} of {len(g)} keys hold NaN or infinity: see what computed them")
-    if g.shape[1] * largest**2 > torch.finfo(torch.float32).max:
+    if largest > math.sqrt(torch.finfo(torch.float32).max / g.shape[1]):
         raise UserError(f"keys reach {largest:.3g}, so that their inner products overflow: scale keys and queries down")
+    columns = g.abs().amax(1)
+    if few := int(((columns > 0) & (columns < torch.finfo(read_as).tiny)).sum()):
+        raise UserError(
+            f"{few} of {len(g)} keys are so small that {setting}={dtype} would round them to few digits or zero: scale keys "
+            f'and queries up, or set {setting}="float32"'
+        )
     if not g.to(read_as).isfinite().all():
         raise UserError(
             f"keys reach {largest:,.0f}, and {setting}={dtype} holds numbers up to {torch.finfo(read_as).max:,.0f}: set "
@@ -136,6 +149,9 @@ class Datastore:
     def __init__(self, folder: str | Path):
         shards = Shards(Path(folder))
         self.token, self.document = shards.column("token"), shards.column("document")
+        stored = entries_of(Path(folder))
+        if len(self.token) < stored:
+            raise UserError(f"{folder} has {len(self.token):,} of {stored:,} entries: copy the whole folder again")
         self.keys = Keys(shards)
 
     @classmethod
@@ -171,21 +187,34 @@ class Datastore:
             raise UserError("a datastore needs at least one key")
         if tokens.min() < 0:
             raise UserError(f"tokens has {int(tokens.min())}: tokens are numbered from 0")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{folder} is not empty: open the datastore in it, or name another folder")
         partial = partial_of(folder)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        try:
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise UserError(f"{folder} is not empty: open the datastore in it, or name another folder")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"cannot make {folder}: {error.strerror}; name another folder") from None
         for number, first in enumerate(range(0, len(keys), SHARD)):
             rows = slice(first, first + SHARD)
             columns = stored_keys(keys[rows].detach().cpu(), dtype)
             columns |= {"token": stored_numbers(tokens[rows].cpu()), "document": stored_numbers(documents[rows].cpu())}
             write_tensors(partial / f"{number:05d}.safetensors", columns)
+        write_json(partial / SUMMARY, {"tokens": len(keys), "width": keys.shape[1]})
         partial.replace(folder)
         return cls(folder)
 
     def __len__(self) -> int:
         return len(self.token)
+
+
+def entries_of(folder: Path) -> int:
+    """Return how many entries a datastore was written with, 0 where an earlier version did not say; UserError if damaged."""
+    file = folder / SUMMARY
+    try:
+        return int(json.loads(file.read_text(encoding="utf-8"))["tokens"]) if file.exists() else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{file} is damaged: copy the whole folder again") from None
 
 
 class KNNMemory:

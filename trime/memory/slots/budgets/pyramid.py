@@ -10,8 +10,11 @@ def pyramid(size: float, layers: int, beta: float = 20.0, longest: int | None = 
     """Return the sizes of layers, ``size`` on average, which fall evenly from the first to the last.
 
     The last has ``size / beta``, and the first so much more than ``size``. ``longest``: no layer needs more, as for a text of
-    that length; the last ones have more then. UserError unless ``beta`` is at least 1 and each layer has an entry.
+    that length; the last ones have more then. UserError unless there are layers, ``beta`` is at least 1, and each layer has an
+    entry.
     """
+    check_number("size", size, above=0)
+    check_number("layers", layers, at_least=1, whole=True)
     check_number("beta", beta, at_least=1)
     if layers == 1 or (longest is not None and longest <= size):
         return [round(size if longest is None else min(size, longest))] * layers
