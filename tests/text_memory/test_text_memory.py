@@ -21,6 +21,7 @@ import trime
 from tests.conftest import ROOT
 from tests.helpers.decoders import FAMILIES, model_of, sentencepiece_of, take_weights, text_of, tokenizer_of
 from trime.errors import UserError
+from trime.models.pretrained.loading import identity_of_model
 from trime.text_memory.memory import TextMemory
 
 
@@ -439,6 +440,27 @@ def test_a_model_called_twice_for_a_token_is_refused(fitted: TextMemory, model: 
     model(ids), model(ids)
     settings["logits_processor"] = [fitted.processor()]
     assert model.generate(ids[:, :1], **settings).shape[1] == 5
+
+
+def test_rotations_and_adapters_make_another_model(tokenizer: Any) -> None:
+    """As their weights alone do not tell."""
+    peft = pytest.importorskip("peft", reason="the extra pretrained")
+
+    def model_with(theta: float) -> Any:
+        return model_of("Llama", len(tokenizer), rope_parameters={"rope_type": "default", "rope_theta": theta})
+
+    assert (
+        identity_of_model(model_with(1e4))
+        == identity_of_model(model_with(1e4).bfloat16())
+        != identity_of_model(model_with(5e5))
+    )
+    adapted = peft.get_peft_model(model_with(1e4), peft.LoraConfig(target_modules=["q_proj"]))
+    adapted.add_adapter("other", peft.LoraConfig(target_modules=["q_proj"]))
+    one = identity_of_model(adapted)
+    with adapted.disable_adapter():
+        assert identity_of_model(adapted) != one
+    adapted.set_adapter("other")
+    assert identity_of_model(adapted) != one
 
 
 def test_a_text_counts_once(fitted: TextMemory, texts: Path, tmp_path: Path) -> None:

@@ -150,13 +150,21 @@ def empty_cache(model: Any) -> Any:
 
 
 def identity_of_model(model: Any) -> str:
-    """Return what tells this model from others of its class; it does not depend on the type of the weights."""
+    """Return what tells this model from others of its class: weights, frequencies of rotation, and adapters that are in use.
+
+    It does not depend on the type of the weights.
+    """
     weights = xxhash.xxh3_64()
-    for name, tensor in model.state_dict().items():
+    # The frequencies with which a model was made: some change those in use with the length of a text.
+    rotations = {name: tensor for name, tensor in model.named_buffers() if name.endswith("original_inv_freq")}
+    for name, tensor in (model.state_dict() | rotations).items():
         flat = tensor.detach().flatten()
         sample = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].to("cpu", torch.bfloat16)
         weights.update(f"{name} {tuple(tensor.shape)}".encode() + sample.view(torch.int16).numpy().tobytes())
-    return f"{type(unwrapped(model)).__name__} {weights.hexdigest()}"
+    # Models of transformers have a method of that name.
+    adapted = [layer for layer in model.modules() if getattr(layer, "disable_adapters", None) is False]
+    adapters = sorted({name for layer in adapted for name in layer.active_adapters})
+    return " ".join([type(unwrapped(model)).__name__, weights.hexdigest(), *adapters])
 
 
 def read_tensor(name: str, tensor: str) -> Tensor | None:
