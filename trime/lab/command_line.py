@@ -6,6 +6,7 @@ import difflib
 import errno
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -116,8 +117,9 @@ def message_of(error: BaseException, words: list[str]) -> str:
     if isinstance(error, MissingConfigException):
         return f"there is no {error.missing_cfg_file}{near}"
     if isinstance(error, OverrideParseException):
-        reason = one_line(error).partition(" See https://")[0] if "=" in error.override else "it has no value"
-        return f"{error.override} cannot be read{near or f': {reason}'}"
+        key, _, value = error.override.partition("=")
+        quoted = shlex.quote(key + '="' + value.replace('"', '\\"') + '"')
+        return f"{error.override} cannot be read{near or f': a text with such marks is quoted, {quoted}'}"
     if several := re.search(r"Ambiguous value for argument '(\S+)'", str(error)):
         key, _, values = several[1].partition("=")
         listed = "" if key in groups() else f", or write {key}=[{values}] for a list"
@@ -151,6 +153,8 @@ def advice(words: list[str]) -> str:
         elif key not in known and equals and not key.startswith(("-", "hydra")):
             other = OTHER_NAMES.get(key.rpartition(".")[2])
             near = [other] if other else difflib.get_close_matches(key, known, 1, cutoff=0.75)
+            if near and key.startswith(f"{near[0]}."):  # a name in a section of one's own names, such as report.figures
+                continue
             return f": is it {near[0]}?" if near else ""
     return ""
 
