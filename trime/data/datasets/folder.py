@@ -41,7 +41,7 @@ NAMES = re.compile(  # of a split's file, as in train.txt, wiki.train.tokens and
     r"(?P<suffix>\.(?:txt|md|raw|tokens|jsonl?|ndjson|parquet|arrow))?(?:\.(?:gz|bz2|xz|zst))?"
 )
 BESIDE = re.compile(
-    r"(readme|licen[cs]e|copying|notice|citation|dataset_?card)\b.*", re.I
+    r"(readme|licen[cs]e|copying|notice|citation|dataset_?(card|infos?))\b.*", re.I
 )  # what may lie beside folders of splits
 WORD = re.compile(rb"(?<=\s)\S")
 CHARACTER = re.compile(rb"(?<!^)[^\x80-\xbf\s]")  # the first byte of one in UTF-8
@@ -193,18 +193,23 @@ class Folder(Dataset):
         return {split: [path for path in taken if names[path].split == split] for split in SPLITS}
 
     def check_parts(self, split: str, paths: list[Path]) -> None:
-        """Raise UserError unless the folders and files that are named for a split are one, or all parts of one."""
-        names = [name for path in paths if (name := name_of(path, self.suffixes))]
-        if len({name.whole for name in names}) > 1:
-            both = " and ".join(printable(path.name) for path in paths)
-            raise UserError(f"{self.location} has both {both} for {split}: leave one of them")
-        if names and names[0].parts not in (None, len(paths)):
-            raise UserError(f"{self.location} has {len(paths)} of the {names[0].parts} parts of {split}: get all of them")
-        if rows := next((path.name for path in paths if names[0].needs_others and ".json" in path.suffixes), None):
-            raise UserError(
-                f"{self.location / rows} would be read as a single text in JSON: write each row as a line of {split}.jsonl, "
-                "or give the file a name that is not that of a split"
-            )
+        """Raise UserError unless what is named for a split is one folder or file, or all its parts; one for each prefix."""
+        by_prefix: dict[str | None, dict[Path, Name]] = {}
+        for path in paths:
+            if name := name_of(path, self.suffixes):
+                by_prefix.setdefault(name.prefix, {})[path] = name
+        for prefix, names in by_prefix.items():
+            first, *_ = names.values()
+            if len({name.whole for name in names.values()}) > 1 or (prefix is None and len(by_prefix) > 1):
+                both = " and ".join(printable(path.name) for path in [*dict.fromkeys((*names, *paths))][:2])
+                raise UserError(f"{self.location} has both {both} for {split}: leave one of them")
+            if first.parts not in (None, len(names)):
+                raise UserError(f"{self.location} has {len(names)} of the {first.parts} parts of {split}: get all of them")
+            if rows := next((path.name for path in names if first.needs_others and ".json" in path.suffixes), None):
+                raise UserError(
+                    f"{self.location / rows} would be read as a single text in JSON: write each row as a line of {split}.jsonl "
+                    "or give the file a name that is not that of a split"
+                )
 
     def find(self, entries: Iterable[Path]) -> Found:
         """Find the files of the dataset among some entries of the folder."""
