@@ -77,7 +77,7 @@ def test_a_wrong_word_is_one_line_with_a_similar_name(
 def commands(page: Path) -> list[str]:
     """Return every `python cli.py …` line of a page's code blocks, on one line and without its size or comment."""
     blocks = re.findall(r"^```(?:bash|sh)?\n(.*?)^```|^```\w+\n.*?^```", page.read_text(), re.S | re.M)
-    lines = [" ".join(line.split()) for line in "\n".join(blocks).replace("\\\n", " ").splitlines()]
+    lines = [" ".join(line.split()) for line in "\n".join(blocks).replace("\\\n", "").splitlines()]
     return [re.sub(r" size=\w+|\s+#.*", "", line) for line in lines if line.startswith("python cli.py")]
 
 
@@ -171,6 +171,7 @@ def test_a_job_that_is_preempted_is_requeued_and_resumes(session_folder: Path, t
     """As by SLURM, with submitit's local executor: the signal comes in the middle of the training."""
     launcher = ["hydra/launcher=submitit_local", "-m"]
     training = ["experiment=trime", "size=tiny", "train.updates=300", "train.checkpoint_every=20", "logger=none"]
+    training += ["trainer.precision=32-true"]  # as tests have it
     places = [f"paths.data={session_folder}/data", f"paths.outputs={tmp_path / 'preempted'}", "report.samples.passages=0"]
     command = subprocess.Popen([sys.executable, "cli.py", *training, *places, *launcher], cwd=ROOT, text=True)
     deadline = time.monotonic() + 120

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import shutil
 import urllib.error
@@ -322,4 +323,4 @@ def test_a_sweep_goes_on_after_a_failed_run(
         monkeypatch.setattr("sys.argv", ["cli.py", "-m", *fixed, f"experiment={experiments}", "memory.drop_local=2,0"])
         assert command_line.main() == 1
         said = capsys.readouterr()
-        assert said.err.count("error: ") == failures and said.out.count("results: ") == finished
+        assert said.err.count("error: ") == failures and len(re.findall(r"^\w+, seed 0: test", said.out, re.M)) == finished

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from tests.conftest import ROOT, composed, experiment
+from tests.helpers.decoders import model_of, tokenizer_of
 from tests.helpers.experiments import EVERY, TRANSLATE
 from trime.common.io import partial_of, plain
 from trime.config.check import check_parts, validate
@@ -31,7 +32,8 @@ from trime.stages.graph import Graph
 from trime.stages.preflight import build_graph
 
 CONF = ROOT / "conf"
-EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in TRANSLATE]  # of language models
+OTHERS = {*TRANSLATE, "decoder_memory"}  # which needs a model
+EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in OTHERS]  # of language models
 FILES = sorted(
     path.relative_to(CONF / "experiment").with_suffix("").as_posix()
     for path in (CONF / "experiment").rglob("*.yaml")
@@ -117,9 +119,21 @@ def test_a_row_of_the_domain_table(name: str, tiny: Callable[..., DictConfig], t
 def test_every_experiment_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
     """To its report; tests/helpers/runs.py has the four that every test session runs."""
     config = tiny(f"experiment={name}")
-    loss = run(config).loss
-    results = json.loads((Graph(config).run_folder / "results.json").read_text())
-    assert results["name"] == name and loss == results["metrics"]["valid"][-1]["loss"]
+    assert run(config).loss == last_loss(config) and Graph(config).run_folder.parent.name == name
+
+
+@pytest.mark.slow
+def test_a_decoder_with_every_memory_runs(tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path)
+    for part in (tokenizer, model_of("Llama", len(tokenizer))):
+        part.save_pretrained(tmp_path / "decoder")
+    config = tiny("experiment=decoder_memory", f"model.name={tmp_path}/decoder", f"dataset.path={text_folder}")
+    assert run(config).loss == last_loss(config)
+
+
+def last_loss(config: DictConfig) -> float:
+    """Return the loss of valid in a run's results."""
+    return float(json.loads((Graph(config).run_folder / "results.json").read_text())["metrics"]["valid"][-1]["loss"])
 
 
 def test_experiments_of_the_same_training_share_one_model() -> None:

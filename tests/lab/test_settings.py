@@ -82,6 +82,7 @@ LANGUAGE_MODEL: dict[str, frozenset[str]] = {
     "compatibility.padding": frozenset({"fit"}),
     "compatibility.string_ids": frozenset({"fit"}),
     "trainer.precision": ENCODED | {"fit"},
+    "trainer.compile": frozenset({"fit"}),
 }
 
 # Of experiment=memorizing, whose model has a memory.

@@ -65,7 +65,7 @@ def test_kills_lose_nothing_that_was_added(kind: str, model: Any, tokenizer: Any
         each.fit(held_out)
     assert memory.names == whole.names == [str(texts / f"{seed:03d}.py") for seed in range(80)]
     assert memory.next(" self") == whole.next(" self") and len(memory) == len(whole)
-    assert memory.score(text_of(500)).mean() == pytest.approx(whole.score(text_of(500)).mean(), abs=1e-4)
+    assert float(memory.score(text_of(500)).mean()) == pytest.approx(float(whole.score(text_of(500)).mean()), abs=1e-4)
     assert {path.name for path in (tmp_path / "memory").iterdir() if path.is_dir()} == {
         segment.folder.name for segment in memory.store.segments()
     }

@@ -131,6 +131,7 @@ SHORT = (
     "train.checkpoint_every=2",
     "train.validate_every=3",
     "train.accumulate=2",
+    "trainer.precision=32-true",  # 16 bits round what the number of processes changes
     "model.backbone.dropout=0.1",
 )
 

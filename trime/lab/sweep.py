@@ -100,7 +100,7 @@ class Jobs:
         result = self.run(config)
         self.seconds.append(time.perf_counter() - started if result.made else None)
         if runs > 1:
-            print(forecast(self.seconds, runs), flush=True)
+            print(forecast(self.seconds, runs, failed=result.error is not None), flush=True)
         if in_worker:
             from trime.common.io import write_json
 
@@ -194,13 +194,14 @@ def count_runs(words: Sequence[str]) -> int:
     return math.prod(counts.values())
 
 
-def forecast(seconds: Sequence[float | None], runs: int) -> str:
+def forecast(seconds: Sequence[float | None], runs: int, failed: bool = False) -> str:
     """Return a line on a sweep of ``runs`` whose first ones took ``seconds``; None for one that made nothing new.
 
     Such a run was complete already, or failed: it says nothing of how long another one takes.
     """
     number, last, took = len(seconds), seconds[-1], [each for each in seconds if each is not None]
-    line = f"run {number} of {runs} " + (f"took {duration(last)}" if last is not None else "had nothing to make")
+    did = f"took {duration(last)}" if last is not None else "failed" if failed else "had nothing to make"
+    line = f"run {number} of {runs} {did}"
     if not took or number >= runs:
         return line
     return f"{line}: about {duration(mean(took) * (runs - number))} more"
