@@ -366,11 +366,41 @@ def test_an_interrupted_call_leaves_the_model_as_it_was(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         model(tokens, past_key_values=cache)
     hook.remove()
+    with ThreadPoolExecutor(1) as pool:  # which would wait for ever for a call that nothing ends
+        torch.testing.assert_close(pool.submit(model, tokens).result(60).logits, expected)
     torch.testing.assert_close(model(tokens).logits, expected)
     with pytest.raises(UserError, match=r"cache.reset\(\)"):
         model(tokens, past_key_values=cache)
     cache.reset()
     torch.testing.assert_close(model(tokens, past_key_values=cache).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_call_within_a_call(folder: Path) -> None:
+    """Is answered as ever where neither has a cache, and refused within one that has."""
+    model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 9))
+    expected, within = model(tokens).logits, list[torch.Tensor]()
+    cache = EvictingCache(model, SIZE, trime.FIFO())
+
+    def ask(*_: Any) -> None:
+        if not within:
+            within.append(torch.zeros(0))
+            within.append(model(tokens).logits)
+
+    model.base_model.layers[0].register_forward_hook(ask)
+    torch.testing.assert_close(model(tokens).logits, expected)
+    torch.testing.assert_close(within[1], expected)
+    within.clear()
+    with pytest.raises(UserError, match="within a call"):
+        model(tokens, past_key_values=cache)
+    torch.testing.assert_close(model(tokens).logits, expected)
+
+
+def test_a_whole_graph_is_compiled(folder: Path) -> None:
+    model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 9))
+    expected = model(tokens).logits
+    EvictingCache(model, SIZE, trime.FIFO())
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(tokens, use_cache=False).logits, expected)
 
 
 def test_a_mask_may_go_further_than_what_was_read(folder: Path) -> None:

@@ -132,6 +132,7 @@ class EvictingCache(LayerMemories, Cache):
         # Layers have more for a while, for a text that is read as a whole or for an answer.
         self.sizes = [layer.memory.keys.size for layer in layers]
         self.is_called = False  # by a call of the model that has not ended
+        self.is_broken = False  # by one that ended when some layers had read, and others had not
         self.layer: int | None = None  # whose new entries have come, and whose queries have not
         self.inserted = set[int]()  # layers, in this call
         self.seen = 0  # tokens, padding included
@@ -268,7 +269,8 @@ class EvictingCache(LayerMemories, Cache):
             self.tokens = (torch.cat(self.tokens, 1)[rows.to(self.tokens[0].device)],)
 
     def reset(self) -> None:
-        self.decoding, self.seen, self.mask, self.tokens, self.is_called = None, 0, None, (), False
+        self.decoding, self.seen, self.mask, self.tokens = None, 0, None, ()
+        self.is_called = self.is_broken = False
         self.memories = [layer.layer if isinstance(layer, HeadMemories) else layer for layer in self.memories]
         for layer, size in zip(self.memories, self.sizes, strict=True):
             layer.reset()
@@ -375,7 +377,7 @@ def described(part: Any) -> str:
 
 def check_settings(size: Any, top_k: Any, chunk: Any, recall: Any, per_head: Any) -> None:
     """Raise UserError where a setting of a cache is not what its docstring says."""
-    lists = {name: value if isinstance(value, list) else [value] for name, value in (("size", size), ("top_k", top_k))}
+    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in (("size", size), ("top_k", top_k))}
     for name, values in lists.items():
         for value in values if name == "size" else [each for each in values if each is not None]:
             check_number(name, value, at_least=1, whole=True)
@@ -413,12 +415,15 @@ class Turn:
         self.attention: str | None = None  # the model's own, while it is replaced
 
     def take(self, stack: Any) -> None:
-        """Wait for calls of other threads; a call that was interrupted (Ctrl-C), or whose thread is gone, ends here."""
+        """Wait for calls of other threads; a call that was interrupted (Ctrl-C), for which hooks do not run, ends here."""
         if self.thread is threading.current_thread():
+            if self.attention is not None and calls_of(self.thread, stack).count(CALL.co_name) > 1:
+                raise UserError("the model is called within a call of its own with an EvictingCache: call a copy of it there")
             self.end(stack)
         while not self.lock.acquire(timeout=1):
-            if self.thread is not None and not self.thread.is_alive():
-                self.end(stack)
+            with MENDING:
+                if self.thread is not None and not calls_of(self.thread, stack):
+                    self.end(stack)
         self.thread = threading.current_thread()
 
     def end(self, stack: Any) -> None:
@@ -431,6 +436,18 @@ class Turn:
 
 
 TURNS: weakref.WeakKeyDictionary[Any, Turn] = weakref.WeakKeyDictionary()
+MENDING = threading.Lock()  # for one of those who wait
+CALL = torch.nn.Module.__call__.__code__
+
+
+def calls_of(thread: threading.Thread, stack: Any) -> list[str]:
+    """Return the names of torch's own functions in which a thread calls a model: none where it does not; compiled ones vary."""
+    frame, names = sys._current_frames().get(thread.ident or 0), []
+    while frame is not None:
+        if frame.f_code.co_filename == CALL.co_filename and frame.f_locals.get("self") is stack:
+            names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
 
 
 def given(args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -438,9 +455,16 @@ def given(args: Any, kwargs: dict[str, Any]) -> Tensor:
     return next(x for x in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Let a call of the model with an EvictingCache read with that; ``memory_position``: where, if no mask tells it."""
+    """Let a call of the model with an EvictingCache read with that."""
+    if torch.compiler.is_compiling() and not isinstance(kwargs.get("past_key_values"), EvictingCache):
+        return None  # a graph of the whole model has no room for turns
+    return begin(stack, args, kwargs)  # type: ignore[no-any-return]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def begin(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """Take the turn, and prepare the cache; ``memory_position``: where it reads, if no mask tells it."""
     turn = TURNS.setdefault(stack, Turn())
     turn.take(stack)
     cache = kwargs.get("past_key_values")
@@ -456,7 +480,9 @@ def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
         raise UserError(
             "nothing follows what the cache has read: pass generate the text and its question, cache.inputs(question)"
         )
-    if cache.is_called and cache.inserted:
+    if stack.training and getattr(stack, "gradient_checkpointing", False):
+        raise UserError("a model that saves memory in training (gradient checkpointing) drops its cache: call model.eval() first")
+    if cache.is_broken or (cache.is_called and cache.inserted):  # the latter after Ctrl-C
         raise UserError(
             "the last call with this cache ended before all layers had read: cache.reset(), and read the text again"
         )
@@ -471,17 +497,23 @@ def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     return args, kwargs | {"attention_mask": None}
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def end_call(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     """Give the model its own attention back, also after an error; the cache cannot go on if some layers had read by then."""
-    turn, cache = TURNS[stack], kwargs.get("past_key_values")
-    if turn.thread is not threading.current_thread():
+    if not torch.compiler.is_compiling() or isinstance(kwargs.get("past_key_values"), EvictingCache):
+        end(stack, args, kwargs, output)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def end(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    """Give the turn to the next thread, and let the cache know what it has read."""
+    turn, cache = TURNS.get(stack), kwargs.get("past_key_values")
+    if turn is None or turn.thread is not threading.current_thread():
         return
     was_replaced = turn.attention is not None
     turn.end(stack)
     if not was_replaced or not isinstance(cache, EvictingCache):
         return
-    cache.is_called = output is None and bool(cache.inserted)  # None: it ended by an error
+    cache.is_called, cache.is_broken = False, output is None and bool(cache.inserted)  # None: it ended by an error
     if output is not None:
         if len(cache.inserted) < len(cache):
             raise UserError(f"{type(stack).__name__} is not supported: some of its layers have attention of their own")
@@ -495,7 +527,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Return the values [b l h d] that queries [b h l d] attend to, with the entries [b g l d] inserted first."""
     cache, cap = READING.get(), settings.pop("softcap", None)
-    assert cache is not None, "begin_call names the cache of a call"
+    if cache is None:
+        raise UserError("another model of the same configuration object reads with an EvictingCache: give each its own")
     if cache.layer != module.layer_idx:
         raise UserError(f"{type(module).__name__} is not supported: its layers do not have entries of their own")
     layer = cache.memories[module.layer_idx]
