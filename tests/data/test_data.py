@@ -123,8 +123,7 @@ def test_valid_may_be_called_dev(tmp_path: Path) -> None:
     (tmp_path / "valid.txt").unlink()
     for name in ("small.train.txt", "small.test.txt"):
         (tmp_path / name).write_text(name)
-    with pytest.raises(UserError, match=r"both train\.txt and small\.train\.txt"):
-        Folder(str(tmp_path), Words()).files("valid")
+    assert [file.name for file in Folder(str(tmp_path), Words()).files("train")] == ["train.txt"], "the plain name counts"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +131,8 @@ def test_valid_may_be_called_dev(tmp_path: Path) -> None:
     [
         {"train": ["wiki.train.tokens"], "valid": ["wiki.valid.tokens"], "test": ["wiki.test.tokens"]},
         {"train": ["news-2024_train.txt"], "valid": ["news-2024_dev.txt"], "test": ["news-2024_test.txt.gz"]},
+        {"train": ["train.csv"], "valid": ["dev.csv"], "test": ["test.csv"]},
+        {"train": ["train_clean.txt"], "valid": ["valid_clean.txt"], "test": []},
         {"train": ["qa1_train.txt", "qa2_train.txt"], "valid": [], "test": ["qa1_test.txt", "qa2_test.txt"]},
         {
             "train": ["train-00000-of-00002.txt", "train-00001-of-00002.txt"],
@@ -153,19 +154,22 @@ def test_files_may_be_named_as_data_is_published(names: dict[str, list[str]], tm
         Folder(str(tmp_path), Words()).files("train")
     (data / names["train"][-1]).unlink()
     if "of-00002" in names["train"][-1]:
-        with pytest.raises(UserError, match="1 of the 2 parts of train"):
-            Folder(str(data), Words()).files("train")
+        for copy in (None, "train-00004-of-00002.txt", "train-00000-of-00003.txt"):
+            if copy:
+                (data / copy).write_text(copy)
+            with pytest.raises(UserError, match=r"of the 2 parts of train|has both train-00000-of-00002\.txt and"):
+                Folder(str(data), Words()).files("train")
 
 
 def test_names_that_are_not_of_splits(tmp_path: Path) -> None:
-    """Alone, or of programs, they are names of documents; rows in JSON are told apart from text."""
-    for name in ("how_to_test.md", "train-1.txt", "b.py", "run_train.py", "run_test.py"):
-        (tmp_path / name).write_text(name)
-    assert "5 text files, split at random" in Folder(str(tmp_path), Words()).notes()[0]
-    (tmp_path / "train-1.txt").unlink()
+    """Of other splits too, and with most of the text, or they are names of documents; rows in JSON are told from text."""
+    for name in ("how_to_test.md", "train-1.txt", "b.py", "trained.md", "run_train.py", "run_test.py"):
+        (tmp_path / name).write_text(name * (100 if name == "b.py" else 1))
+    assert "6 text files, split at random" in Folder(str(tmp_path), Words()).notes()[0]
+    (tmp_path / "b.py").unlink()
     for name in ("train.json", "test.json"):
-        (tmp_path / name).write_text('[{"text": "a"}]')
-    with pytest.raises(UserError, match=r"as a line of train\.jsonl"):
+        (tmp_path / name).write_text('[{"text": "a"}]' * 100)
+    with pytest.raises(UserError, match="both run_train.py and train.json|as a line of train.jsonl".replace(".", r"\.")):
         Folder(str(tmp_path), Words()).files("train")
 
 

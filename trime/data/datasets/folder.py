@@ -26,20 +26,12 @@ from trime.data.datasets.files import (
     not_text,
     read_file,
 )
+from trime.data.datasets.split_names import Name, name_of
 from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
 
-ALIASES = {  # names of a split's folder or file, in any case
-    "train": ("train", "training"),
-    "valid": ("valid", "validation", "val", "dev", "development"),
-    "test": ("test", "testing"),
-}
 RECORDS = (".json", ".jsonl")  # their text is one field among others: advised only where there is nothing else
-NAMES = re.compile(  # of a split's file, as in train.txt, wiki.train.tokens and train-00000-of-00002.parquet
-    rf"(?:(?P<prefix>.+)[._-])?(?P<word>{'|'.join(chain(*ALIASES.values()))})(?P<part>[._-]\d+(?:-of-(?P<parts>\d+))?)?"
-    r"(?P<suffix>\.(?:txt|md|raw|tokens|jsonl?|ndjson|parquet|arrow))?(?:\.(?:gz|bz2|xz|zst))?"
-)
 BESIDE = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|dataset_?(card|infos?))\b.*", re.I
 )  # what may lie beside folders of splits
@@ -53,16 +45,6 @@ class Cut(NamedTuple):
 
     shares: dict[str, tuple[int, int]]
     within_lines: bool
-
-
-class Name(NamedTuple):
-    """The split that a folder or file is named for, and the rest of its name."""
-
-    split: str
-    prefix: str | None = None
-    whole: str = ""  # the name without the number of a part
-    parts: int | None = None  # how many files the split has, if the name of each tells
-    needs_others: bool = False  # it is a split's name only beside those of others
 
 
 class Layout(NamedTuple):
@@ -184,13 +166,25 @@ class Folder(Dataset):
         return Layout(by_split, f"{len(files):,} {self.suffix} files, split at random (dataset.seed={seed}){remark}", left_out)
 
     def splits_among(self, paths: Iterable[Path]) -> dict[str, list[Path]]:
-        """Return those folders and files, of some that lie side by side, that are named for each split."""
+        """Return those folders and files, of some that lie side by side, that are named for each split.
+
+        Names with more than the split's count where train has one of the same kind, and where these hold most of the text.
+        """
+        paths = [*paths]
         names = {path: name for path in paths if (name := name_of(path, self.suffixes))}
-        by_prefix: dict[str | None, set[str]] = {}
-        for name in names.values():
-            by_prefix.setdefault(name.prefix, set()).add(name.split)
-        taken = [path for path, name in names.items() if not name.needs_others or {"train"} < by_prefix[name.prefix]]
+        taken = [path for path, name in names.items() if name.is_plain]
+        if not any(names[path].split == "train" for path in taken):
+            by_key: dict[tuple[str | None, str], set[str]] = {}
+            for name in names.values():
+                by_key.setdefault(name.key, set()).add(name.split)
+            more = [path for path, name in names.items() if {"train"} < by_key[name.key]]
+            if more and 2 * self.size_of(more) >= self.size_of(paths):  # or they are two of many, as data-training.md may be
+                taken = more
         return {split: [path for path in taken if names[path].split == split] for split in SPLITS}
+
+    def size_of(self, paths: Iterable[Path]) -> int:
+        """Return how many bytes of text there are in folders and files."""
+        return sum(file.stat().st_size for file in self.find(paths).files)
 
     def check_parts(self, split: str, paths: list[Path]) -> None:
         """Raise UserError unless what is named for a split is one folder or file, or all its parts; one for each prefix."""
@@ -198,14 +192,17 @@ class Folder(Dataset):
         for path in paths:
             if name := name_of(path, self.suffixes):
                 by_prefix.setdefault(name.prefix, {})[path] = name
-        for prefix, names in by_prefix.items():
+        for names in by_prefix.values():
             first, *_ = names.values()
-            if len({name.whole for name in names.values()}) > 1 or (prefix is None and len(by_prefix) > 1):
-                both = " and ".join(printable(path.name) for path in [*dict.fromkeys((*names, *paths))][:2])
-                raise UserError(f"{self.location} has both {both} for {split}: leave one of them")
-            if first.parts not in (None, len(names)):
+            if len({(name.word, name.rest, name.parts, name.part is None) for name in names.values()}) > 1:
+                both = " and ".join(printable(path.name) for path in [*names][:2])
+                raise UserError(
+                    f"{self.location} has both {both} for {split}: leave one of them, or make folders train/, valid/ and test/"
+                )
+            numbers = {name.part for name in names.values()}
+            if first.parts is not None and numbers not in ({*range(first.parts)}, {*range(1, first.parts + 1)}):
                 raise UserError(f"{self.location} has {len(names)} of the {first.parts} parts of {split}: get all of them")
-            if rows := next((path.name for path in names if first.needs_others and ".json" in path.suffixes), None):
+            if rows := next((path.name for path in names if first.rest.startswith(".json") and ".json" in path.suffixes), None):
                 raise UserError(
                     f"{self.location / rows} would be read as a single text in JSON: write each row as a line of {split}.jsonl "
                     "or give the file a name that is not that of a split"
@@ -316,30 +313,6 @@ class Folder(Dataset):
 
     def fingerprint(self) -> str:
         return super().fingerprint() + self.within_lines
-
-
-def name_of(path: Path, suffixes: tuple[str, ...]) -> Name | None:
-    """Return the name of a folder or file that is named for a split; ``suffixes``: of files, as the user names them."""
-    name = path.name.lower()
-    plain = (
-        name.partition(".")[0]
-        if path.is_dir()
-        else next((name.removesuffix(each) for each in suffixes if name.endswith(each)), "")
-    )
-    split = {word: split for split, words in ALIASES.items() for word in words}
-    if plain in split:
-        return Name(split[plain], whole=name)
-    found = None if path.is_dir() else NAMES.fullmatch(name)
-    if found is None:
-        return None
-    first, last = found.span("part") if found["part"] else (len(name), len(name))
-    return Name(
-        split[found["word"]],
-        found["prefix"],
-        name[:first] + name[last:],
-        int(found["parts"]) if found["parts"] else None,
-        bool(found["prefix"] or found["part"] or found["suffix"] == ".json"),
-    )
 
 
 def lines_between(lines: Iterable[bytes], first: int, end: int) -> Iterator[bytes]:

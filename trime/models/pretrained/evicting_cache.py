@@ -459,7 +459,7 @@ def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     """Let a call of the model with an EvictingCache read with that."""
     if torch.compiler.is_compiling() and not isinstance(kwargs.get("past_key_values"), EvictingCache):
         return None  # a graph of the whole model has no room for turns
-    return begin(stack, args, kwargs)  # type: ignore[no-any-return]
+    return begin(stack, args, kwargs)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -481,7 +481,9 @@ def begin(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str,
             "nothing follows what the cache has read: pass generate the text and its question, cache.inputs(question)"
         )
     if stack.training and getattr(stack, "gradient_checkpointing", False):
-        raise UserError("a model that saves memory in training (gradient checkpointing) drops its cache: call model.eval() first")
+        raise UserError(
+            "a model that saves memory in training (gradient checkpointing) drops its cache: call model.eval() first"
+        )
     if cache.is_broken or (cache.is_called and cache.inserted):  # the latter after Ctrl-C
         raise UserError(
             "the last call with this cache ended before all layers had read: cache.reset(), and read the text again"
