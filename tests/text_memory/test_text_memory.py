@@ -402,12 +402,26 @@ def test_misuse_is_one_line(fitted: TextMemory, model: Any, tokenizer: Any, text
 
 
 @pytest.mark.parametrize(
-    "file", ["memory.json", "text.npy", "suffixes.npy", "key.npy", "documents.json", "weights.safetensors"]
+    "file",
+    [
+        "memory.json",
+        "text.npy",
+        "suffixes.npy",
+        "key.npy",
+        "line.npy",
+        "scale.safetensors",
+        "documents.json",
+        "weights.safetensors",
+    ],
 )
-def test_a_damaged_memory_is_told(file: str, fitted: TextMemory, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("same_size", [False, True])
+def test_a_damaged_memory_is_told(
+    file: str, same_size: bool, fitted: TextMemory, model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
     shutil.copytree(fitted.folder, tmp_path / "memory")
     path, *_ = sorted((tmp_path / "memory").rglob(file))
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    half = path.stat().st_size // 2
+    path.write_bytes(path.read_bytes()[:half] + bytes(path.stat().st_size - half if same_size else 0))
     with pytest.raises(UserError, match=r"damaged|missing|does not describe"):
         TextMemory(model, tokenizer, tmp_path / "memory", window=100, overlap=28).score("some text")
 
@@ -461,6 +475,20 @@ def test_rotations_and_adapters_make_another_model(tokenizer: Any) -> None:
         assert identity_of_model(adapted) != one
     adapted.set_adapter("other")
     assert identity_of_model(adapted) != one
+
+
+def test_bits_are_of_bytes_that_are_predicted(fitted: TextMemory, tmp_path: Path) -> None:
+    """No token predicts the first one of a text that none begins."""
+    nats, size = 0.0, 0
+    for number, word in enumerate(("zbuffer lock", "z lock queue", "über zz", "価格", " def lock_queue(z")):
+        (tmp_path / f"{number}.txt").write_text(word)
+        ids = fitted.decoder.encode(word)
+        nats -= float(fitted.score(word).double().sum())
+        first = word[:1] if word[:1] in "ü価" else fitted.decoder.text_of(ids[:1].tolist())  # these are of several tokens
+        size += len(word.encode()) - len(first.encode())
+    assert fitted.decoder.start == [] and fitted.evaluate(tmp_path).bits_per_byte["all"] == pytest.approx(
+        nats / math.log(2) / size
+    )
 
 
 def test_a_text_counts_once(fitted: TextMemory, texts: Path, tmp_path: Path) -> None:

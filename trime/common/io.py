@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and the command line answers
 
 log = logging.getLogger(__name__)
 
+PAGE, PAGES = 2**16, 2**8  # bytes that are read together, and how often, for the checksum of a large file
 PARTIAL = ".partial"  # ends the name of a file or folder that is being written, or whose writing was interrupted
 
 
@@ -93,6 +94,29 @@ def checksum_of(content: Any) -> str:
     return xxhash.xxh3_128(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
 
 
+def checksum_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return the XXH3 checksum of contiguous tensors, their names and types."""
+    import torch
+
+    digest = xxhash.xxh3_64()
+    for name in sorted(tensors):
+        tensor = tensors[name].cpu()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def checksum_of_file(file: Path) -> str:
+    """Return the XXH3 checksum of a file's size and content; of a large one, of pages at even distances."""
+    size, digest = file.stat().st_size, xxhash.xxh3_64()
+    digest.update(str(size).encode())
+    with open(file, "rb") as content:
+        for start in range(0, size, max(PAGE, size // PAGES)):
+            content.seek(start)
+            digest.update(content.read(PAGE))
+    return digest.hexdigest()
+
+
 def hash_of_files(files: Iterable[tuple[str, Path]]) -> str:
     """Return a hash of files, given with what each is called: their names, sizes and contents."""
     digest = hashlib.sha256()
@@ -155,6 +179,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, 
     """Write tensors as safetensors, whole or not at all; the same tensors and note always give the same bytes.
 
     ``note`` becomes a single entry of the file's metadata, because safetensors writes several in random order.
+    ``read_tensors`` compares the checksum in it.
     """
     from safetensors.torch import save_file
 
@@ -162,6 +187,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, 
     with replacing(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode
+        note = note and {**note, "checksum": checksum_of_tensors(content)}
         save_file(content, partial, {"note": json.dumps(note, sort_keys=True)} if note else None)
         partial.chmod(mode)  # safetensors leaves files that only their owner can read
 
@@ -173,7 +199,10 @@ def read_tensors(path: Path, mend: str) -> tuple[dict[str, Tensor], dict[str, An
     try:
         with safe_open(path, "pt") as content:
             note = json.loads((content.metadata() or {}).get("note", "{}"))
-            return {name: content.get_tensor(name) for name in content.keys()}, note  # noqa: SIM118 (not a dict)
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (not a dict)
+        if note.pop("checksum", None) != checksum_of_tensors(tensors):
+            raise ValueError("its checksum differs")
+        return tensors, note
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is missing or damaged ({error}): {mend}") from None
 

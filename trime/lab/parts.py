@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
+from trime.common.io import read_tensors
 from trime.common.progress import Progress
 from trime.common.types import Tensor
 from trime.lab.artefact import Artefact
@@ -63,8 +61,7 @@ class ArtefactInParts(Artefact):
 
 def read_part(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of a part, and the note that was written with them."""
-    with safe_open(file, "pt") as content:
-        return {name: content.get_tensor(name) for name in content.keys()}, json.loads(content.metadata()["note"])  # noqa: SIM118
+    return read_tensors(file, "delete it, and run the same command again")
 
 
 def grouped(group: str, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:

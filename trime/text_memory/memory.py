@@ -125,7 +125,7 @@ class TextMemory:
             contexts = torch.cat([read.context.cpu() for read in self.decoder.read(tokens, logits=False)])
             deviation = contexts.std(0)
             deviation = deviation.clamp(min=float(deviation.mean()) / 100)
-            write_tensors(file, {"mean": contexts.mean(0), "deviation": deviation})
+            write_tensors(file, {"mean": contexts.mean(0), "deviation": deviation}, {"tokens": len(contexts)})
         tensors = read_tensors(file, MEND)[0]
         return tensors["mean"], tensors["deviation"]
 
@@ -184,16 +184,15 @@ class TextMemory:
                 loss[name] = -Adaptive(TEMPERATURES, history=[], least_deviation=NOISE).fit(
                     without, fold, counts, seed, features
                 )
-        return Worth.of(texts, masses, loss, self.near_copies(texts, scored))
+        return Worth.of(texts, self.predicted_bytes(texts), masses, loss, self.near_copies(texts, scored))
 
     def evaluate(self, paths: str | Path | Iterable[str | Path], field: str = "text") -> Worth:
         """Return what the memories are worth on other texts, with the weights that were fitted."""
         experts, mixture, texts = self.experts(), self.mixture(), self.held_out(paths, field)
         scored = self.read_all(texts, experts)
         losses = torch.cat([-mixed(mixture, each) for each in scored])
-        return Worth.of(
-            texts, concat_masses([each.masses for each in scored]), {"all": losses}, self.near_copies(texts, scored)
-        )
+        masses = concat_masses([each.masses for each in scored])
+        return Worth.of(texts, self.predicted_bytes(texts), masses, {"all": losses}, self.near_copies(texts, scored))
 
     def score(self, text: str) -> Float[Tensor, " n"]:
         """Return the log-probability in nats of each token of a text after the ones before it; the first has none."""
@@ -232,6 +231,18 @@ class TextMemory:
             raise UserError("there is no text to score: name files that are not in the memory")
         return new
 
+    def predicted_bytes(self, texts: list[Text]) -> int:
+        """Return the bytes of some texts that are predicted: without the first token, where none stands before it."""
+        total = sum(len(text.content.encode()) for text in texts)
+        if self.decoder.start:
+            return total
+        for text in texts:
+            first = self.decoder.text_of(self.decoder.encode(text.content)[:1])
+            # Some tokenizers begin each text with a space; a part of a character counts as all of it.
+            first = first if text.content.startswith(first) else first.lstrip(" ")
+            total -= len((first if text.content.startswith(first) else text.content[:1]).encode())
+        return total
+
     def near_copies(self, texts: list[Text], scored: list[Scored]) -> list[str]:
         """Return the names of texts of which most is in the memory word for word."""
         longest = len(TEXT_ORDERS)  # the last expert of the first memory, after the model
@@ -244,6 +255,8 @@ class TextMemory:
         if not file.exists():
             raise UserError(f"{self.folder} has no weights yet: call fit with texts that are not in the memory")
         state, note = read_tensors(file, MEND)
+        if note["memories"] != [*self.memories]:
+            raise UserError(f"{file} has weights of other memories than {', '.join(self.memories)}: fit them again")
         mixture = Adaptive(note["temperatures"], history=[])
         mixture.load(state)
         return mixture

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trime.common.io import checksum_of, partial_of, write_array, write_json
+from trime.common.io import checksum_of, checksum_of_file, partial_of, write_array, write_json
 from trime.errors import UserError
 from trime.memory.inference.ngrams import SuffixArray
 from trime.text_memory.index import KeyIndex
@@ -60,6 +60,9 @@ class Segment:
             self.documents = [Document(*fields) for fields in content["documents"]]
             text, suffixes = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("text", "suffixes"))
             self.line = np.load(folder / "line.npy", mmap_mode="r")
+            for name, checksum in content["files"].items():
+                if checksum_of_file(folder / name) != checksum:
+                    raise ValueError(f"{name} is not as it was written")
             key = folder / "key.npy"
             self.key: np.ndarray | None = np.load(key, mmap_mode="r") if key.exists() else None
             if len(text) != content["text"] or len(suffixes) != len(text) or len(self.line) != len(self):
@@ -153,6 +156,10 @@ def write_segment(folder: Path, contents: list[Content], vocabulary: int) -> Non
                 first += len(part)
         target.flush()
         KeyIndex.build(partial, target, offsets[:-1])
-    content: dict[str, Any] = {"documents": [[*document] for document in documents], "text": len(array.text)}
+    content: dict[str, Any] = {
+        "documents": [[*document] for document in documents],
+        "text": len(array.text),
+        "files": {file.name: checksum_of_file(file) for file in sorted(partial.iterdir())},
+    }
     write_json(partial / DESCRIPTION, content | {"checksum": checksum_of(content)})
     partial.replace(folder)

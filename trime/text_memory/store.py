@@ -16,7 +16,7 @@ from trime.common.io import checksum_of, locked, remove_half_written, write_json
 from trime.errors import UserError
 from trime.text_memory.segment import Content, Segment, write_segment
 
-MANIFEST, FORMAT = "memory.json", 1
+MANIFEST, FORMAT = "memory.json", 2
 MERGED = 4  # segments of one level that become one of the next
 SMALLEST = 2**10  # tokens of a segment of level 0
 ATTEMPTS = 5  # to open segments while another process replaces them

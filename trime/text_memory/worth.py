@@ -50,23 +50,25 @@ class Worth:
     near_copies: list[str]
 
     @staticmethod
-    def of(texts: list[Text], masses: ExpertMasses, loss: dict[str, Tensor], near_copies: list[str]) -> Worth:
-        """Return the worth, given each token's loss in nats under ``all`` memories and under all but one, by its name."""
+    def of(texts: list[Text], predicted: int, masses: ExpertMasses, loss: dict[str, Tensor], near_copies: list[str]) -> Worth:
+        """Return the worth, given each token's loss in nats under ``all`` memories and under all but one, by its name.
+
+        ``predicted``: the bytes of those tokens, without what is not predicted of each text.
+        """
         losses = {"model": -masses.log_probability[:, 0], **loss}
         part = resampled_parts(masses.document, PART)
         sums = {
             name: np.stack([np.bincount(part, each.double().numpy()), np.bincount(part)], 1) for name, each in losses.items()
         }
-        whole = sum(len(text.content.encode()) for text in texts)
         mean = {name: float(each.double().mean()) for name, each in losses.items()}
-        bits = {name: value * len(part) / math.log(2) / whole for name, value in mean.items()}
+        bits = {name: value * len(part) / math.log(2) / predicted for name, value in mean.items()}
         differences = {
             name: paired_bootstrap(np.stack([sums["all"], each])[None], "perplexity")
             for name, each in sums.items()
             if name != "all"
         }
         perplexities = {name: math.exp(value) for name, value in mean.items()}
-        return Worth(len(part), len(texts), whole, perplexities, differences, bits, near_copies)
+        return Worth(len(part), len(texts), predicted, perplexities, differences, bits, near_copies)
 
     def __str__(self) -> str:
         rows = [("model alone", "model"), ("with memory", "all")]
