@@ -217,6 +217,24 @@ def test_a_bundle_is_uploaded(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.Mo
     assert isinstance(trime.load(tmp_path / "two"), LoadedModel)
 
 
+def test_a_run_is_found_from_anywhere(
+    text_folder: Path, tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the command named its text from where it was started, and its outputs elsewhere."""
+    monkeypatch.chdir(text_folder.parent)
+    config = tiny(
+        "experiment=cache", "mixture=none", "dataset=folder_words", "dataset.path=text", f"paths.outputs={tmp_path}/o"
+    )
+    run(config)
+    folder = Graph(config).run_folder
+    (tmp_path / "link").symlink_to(folder)
+    folder.parents[1].rename(tmp_path / "moved")
+    folder.parents[1].symlink_to(tmp_path / "moved")
+    monkeypatch.chdir("/")
+    one, other = (trime.load(place).log_likelihood("the cat sat") for place in (folder, tmp_path / "link"))
+    assert one == other < 0
+
+
 def test_the_harness_settings_are_followed_or_refused() -> None:
     """As lm_eval's own models follow them."""
     pytest.importorskip("lm_eval", reason="the extra harness")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -14,8 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.common.checks import check_number, shown
 from trime.common.io import checksum_of, plain
-from trime.common.urls import is_url, local_copy
+from trime.common.urls import local_copy
 from trime.config.check import checked
+from trime.config.paths import make_absolute
 from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
 from trime.config.schema import Generate
 from trime.data import tokenizers
@@ -95,7 +97,9 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     """
     if not isinstance(folder, str | Path):
         raise UserError(f"load takes the folder of a run or a bundle, not {shown(folder)}")
-    place = local_copy(folder).resolve()
+    place = Path(os.path.abspath(local_copy(folder)))
+    if len(place.parents) < 3 or not (place.parents[2] / "artefacts").is_dir():  # it may be a link to a run; or runs/ is one
+        place = place.resolve()
     if (place / BUNDLE).is_file():
         return LoadedModel(open_bundle(place, trusted))
     if (place / MANIFEST).is_file():
@@ -107,14 +111,8 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     if config.trainer.precision == "auto" and not torch.cuda.is_available():  # a run of an earlier version
         config.trainer.precision = "32-true"
     outputs, configured = file.parents[3], Path(config.paths.outputs).expanduser()  # of runs/NAME/seedN-HASH/config.yaml
-    started_in = outputs if configured.is_absolute() else outputs.parents[len(configured.parts) - 1]
+    make_absolute(config, outputs if configured.is_absolute() else outputs.parents[len(configured.parts) - 1])
     config.paths.outputs = str(outputs)
-    stores = [config.datastore, *(node.datastore for node in config.test_memories.values() if node.get("datastore"))]
-    paths = [(config.paths, "data"), (config, "checkpoint"), (config, "dictionary"), *((store, "path") for store in stores)]
-    datasets = [config.dataset, config.evaluate.get("dataset"), *(store.get("dataset") for store in stores)]
-    for part, name in [*paths, (config.mixture, "path"), *((dataset, "path") for dataset in datasets if dataset)]:
-        if isinstance(given := part.get(name), str):
-            part[name] = given if is_url(given) else str(started_in / Path(given).expanduser())
     return LoadedModel(Graph(config))
 
 

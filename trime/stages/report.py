@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from trime.common.io import copy_file, plain, write_atomically, write_json
+from trime.config.paths import make_absolute
 from trime.lab.provenance import provenance
 from trime.lab.stage import RunOutcome, Stage
 from trime.lab.sweep import runs_of_sweep
@@ -52,6 +53,9 @@ def report_run(graph: Graph) -> RunOutcome:
     run = keep_provenance(folder / "results.json", collect_results(graph, [sampled] if sampled else []))
     # Written before anything slow or fragile, such as pictures: they are the result.
     kept = OmegaConf.merge(config, {"trainer": {"precision": graph.hardware.precision}})  # auto depends on the machine
+    place = Path(config.paths.outputs).expanduser()
+    if place.is_absolute() or ".." in place.parts:  # nobody could tell from the run's place where the command was started
+        make_absolute(kept, Path.cwd())  # type: ignore[arg-type]
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(kept, resolve=True))
     write_results(folder / "results.json", run)
     if config.logger.history:
