@@ -19,7 +19,7 @@ from trime import BM25Neighbours
 from trime.data import bm25
 from trime.data.batching.policies import BM25, Alternating, Consecutive, Shuffled, Streams
 from trime.data.batching.published import Published
-from trime.data.corpus import Corpus, Split, build_corpus, symbol_counts
+from trime.data.corpus import Corpus, Split, build_corpus, symbol_counts, training_vocabulary
 from trime.data.datasets import Dataset
 from trime.data.datasets.base import SPLITS
 from trime.data.datasets.enwik8 import Enwik8
@@ -171,6 +171,11 @@ def test_names_that_are_not_of_splits(tmp_path: Path) -> None:
         (tmp_path / name).write_text('[{"text": "a"}]' * 100)
     with pytest.raises(UserError, match="both run_train.py and train.json|as a line of train.jsonl".replace(".", r"\.")):
         Folder(str(tmp_path), Words()).files("train")
+
+
+def test_bytes_that_train_lacks_are_known(text_folder: Path) -> None:
+    vocabulary = training_vocabulary(Folder(str(text_folder), Bytes()))
+    assert len(vocabulary) == 258 and len({vocabulary.index[chr(byte)] for byte in range(256)}) == 256
 
 
 @pytest.mark.parametrize("ratio", [20, 0.5, 0, -0.1, "0.1"])

@@ -282,7 +282,7 @@ def is_locked(file: Path) -> bool:
 def describe_owner(owner: Path) -> str:
     """Return the process that holds a lock, for a message."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        content = json.loads(owner.read_text())
+        content = json.loads(owner.read_text(encoding="utf-8"))
         command = " ".join(map(str, content["command"]))[:200]
         return f"process {content['process']} on {content['host']} (since {content['since']}: {command})"
     return "another process"

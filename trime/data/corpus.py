@@ -18,7 +18,7 @@ from trime.common.io import write_json
 from trime.common.progress import Progress
 from trime.data.datasets import Dataset, Document
 from trime.data.notes import notes_on
-from trime.data.tokenizers import Tokenizer
+from trime.data.tokenizers import Bytes, Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 
@@ -52,7 +52,7 @@ class Corpus:
     def __init__(self, folder: Path):
         self.folder = folder
         self.vocabulary = Vocabulary.load(folder / "vocabulary.json")
-        self.statistics: dict[str, Any] = json.loads((folder / "statistics.json").read_text())
+        self.statistics: dict[str, Any] = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
 
     def fingerprint(self, split: str) -> str:
         return content_hash(self.folder / f"{split}.bin")
@@ -86,7 +86,7 @@ class Corpus:
         file = self.folder / f"{split}.names.json"
         if not file.exists():  # prepared by an older version, without names
             return [f"document {number}" for number in range(len(self.split(split).lengths))]
-        return json.loads(file.read_text())
+        return json.loads(file.read_text(encoding="utf-8"))
 
 
 def content_hash(path: Path) -> str:
@@ -159,7 +159,11 @@ def training_vocabulary(dataset: Dataset, limit: int | None = 32000, minimum: in
     """Return the training split's symbols: ``limit`` at most that occur ``minimum`` times (characters: once)."""
     # fairseq's dictionaries have further special symbols, and padding.
     make = Vocabulary.fairseq_from_counts if fairseq else Vocabulary.from_counts
-    return make(symbol_counts(dataset), limit, 1 if dataset.characters else minimum)
+    counts, least = symbol_counts(dataset), 1 if dataset.characters else minimum
+    if dataset.own and isinstance(dataset.tokenizer, Bytes):  # published texts have their own number of symbols
+        counts.update(dict.fromkeys(map(chr, range(256)), 0))
+        least = 0  # those that train lacks are no <unk> either
+    return make(counts, limit, least)
 
 
 def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:

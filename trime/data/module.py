@@ -158,7 +158,8 @@ class TextDataModule(pl.LightningDataModule):
         if (self.folder / "statistics.json").is_file():
             # The fingerprint is of the text alone: the same text may have been tokenised or split otherwise.
             reading, fingerprint = self.folder / TOKENISATION_FILE, Corpus(self.folder).statistics.get("fingerprint")
-            same = not reading.is_file() or json.loads(reading.read_text()) == json.loads(json.dumps(reading_of(self.dataset)))
+            now = json.loads(json.dumps(reading_of(self.dataset)))
+            same = not reading.is_file() or json.loads(reading.read_text(encoding="utf-8")) == now
             if not same or fingerprint != self.dataset.fingerprint():
                 raise UserError(
                     f"{self.folder} holds another text than {self.dataset.name}, or one that was tokenised or split otherwise: "

@@ -104,6 +104,6 @@ class Vocabulary:
     def load(path: Path) -> Vocabulary:
         """Read a saved vocabulary; UserError where it cannot be read."""
         try:
-            return Vocabulary(**json.loads(path.read_text()))
+            return Vocabulary(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{path} is not a readable vocabulary ({error}): delete its folder and run stage prepare") from None

@@ -125,7 +125,7 @@ class Artefact(ABC):
 
     def read(self, name: str) -> Any:
         """Return the content of a JSON file in the finished folder."""
-        return json.loads((self.path() / name).read_text())
+        return json.loads((self.path() / name).read_text(encoding="utf-8"))
 
     def summary(self) -> Any:
         """Return what the finished artefact says about itself, the content of ``summary_file``."""

@@ -146,7 +146,7 @@ def note_needs(folder: Path, names: list[str]) -> None:
 def noted_needs(folder: Path) -> list[str]:
     """Return the artefacts that a run's folder notes; none if another process has just finished the run."""
     with suppress(FileNotFoundError):
-        return (folder / NEEDS).read_text().split()
+        return (folder / NEEDS).read_text(encoding="utf-8").split()
     return []
 
 

@@ -71,7 +71,7 @@ def read_job_results() -> list[JobResult]:
     folder = Path(os.environ.pop(FOLDER, ""))
     if not folder.name.startswith("jobs-"):
         return []
-    results = [JobResult(**json.loads(file.read_text())) for file in sorted(folder.glob("*.json"))]
+    results = [JobResult(**json.loads(file.read_text(encoding="utf-8"))) for file in sorted(folder.glob("*.json"))]
     shutil.rmtree(folder, ignore_errors=True)
     for result in results:
         if result.error:

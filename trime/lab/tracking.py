@@ -38,7 +38,7 @@ def log_once(
     """
     content = results.model_dump(exclude_unset=True, exclude={*PROVENANCE})
     marker, total = folder / LOGGED, checksum_of([content, settings])
-    if marker.exists() and marker.read_text() == total:
+    if marker.exists() and marker.read_text(encoding="utf-8") == total:
         return
     for logger in loggers():
         log_results(logger, results, samples, figures)
@@ -102,7 +102,7 @@ def wandb_id(folder: Path) -> str:
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
         write_atomically(file, uuid4().hex[:12])
-    return file.read_text().strip()
+    return file.read_text(encoding="utf-8").strip()
 
 
 def set_up_wandb(offline: bool) -> None:

@@ -5,6 +5,7 @@ The tables and pictures are those of Attendre, Tables 2 to 5.
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from functools import partial
@@ -92,16 +93,23 @@ def measures(runs: list[AnsweringRun]) -> str:
 
 
 def cells_of(labelled: list[tuple[str, AnsweringRun]]) -> dict[str, dict[Key, Share]]:
-    """Return the results of labelled runs by policy and condition, averaged over seeds; truncated inputs are left out."""
-    found: dict[str, dict[Key, list[Share]]] = {}
+    """Return the results of labelled runs by policy and condition, averaged over seeds; truncated inputs are left out.
+
+    A question that several runs were asked counts once: intervals are over questions.
+    """
+    found: dict[str, dict[Key, list[tuple[str, Share]]]] = {}
     for label, run in labelled:
         row = run.row
         if isinstance(row.memory_size, int) and not row.max_prompt_tokens:
             queries = "default" if row.query_size is None else str(row.query_size)
+            asked = json.dumps([run.questions, run.questions_text, row.questions], sort_keys=True)
             key = Key(label, run.questions.get("words"), row.memory_size, queries)
-            found.setdefault(row.eviction, {}).setdefault(key, []).append(Share(run.share, row.questions))
+            found.setdefault(row.eviction, {}).setdefault(key, []).append((asked, Share(run.share, row.questions)))
     return {
-        policy: {key: Share(mean(c.share for c in cells), sum(c.questions for c in cells)) for key, cells in by_key.items()}
+        policy: {
+            key: Share(mean(cell.share for _, cell in cells), sum({asked: cell.questions for asked, cell in cells}.values()))
+            for key, cells in by_key.items()
+        }
         for policy, by_key in found.items()
     }
 

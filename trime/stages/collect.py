@@ -30,7 +30,7 @@ def collect_results(graph: Graph, also: Iterable[Artefact] = ()) -> ScoredRun:
 
     def noted(name: str) -> Any:
         """Return the content of a JSON file of the model; None if there is none."""
-        return json.loads((model / name).read_text()) if (model / name).exists() else None
+        return json.loads((model / name).read_text(encoding="utf-8")) if (model / name).exists() else None
 
     # A model is trained here or imported, and an imported one has no train.json.
     train, imported, tuned = noted("train.json") or {}, noted("imported.json"), graph.tune.tuned()

@@ -254,7 +254,7 @@ class ExternalStore(Artefact):
         if not (self.folder / self.summary_file).is_file():
             raise UserError(f"datastore.path={self.folder} is not a datastore: {remedy}")
         check_manifest(self.folder, "encode-.*", remedy, self.lab.verify)
-        return json.loads((self.folder / self.summary_file).read_text())
+        return json.loads((self.folder / self.summary_file).read_text(encoding="utf-8"))
 
     @cached_property
     def weights(self) -> str:

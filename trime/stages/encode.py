@@ -83,7 +83,7 @@ class Encode(ArtefactInParts):
             self.forecast(folder, Reader(network), shards.corpus, windows, shards.device)
         self.make_parts(shards, f"encode {self.split}")
         for note in folder.glob("part-*.json"):
-            usage.add(json.loads(note.read_text()))
+            usage.add(json.loads(note.read_text(encoding="utf-8")))
         content = {
             "tokens": windows.scored(),
             "seconds": round(usage.seconds, 3),

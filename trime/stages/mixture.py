@@ -120,7 +120,7 @@ def given_mixture(config: DictConfig) -> Path | None:
 def read_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mixture: Mixture) -> dict[str, Tensor]:
     """Return the state of a mixture fitted elsewhere; UserError if it is another kind of mixture, or of other memories."""
     try:
-        stored = json.loads(file.read_text())
+        stored = json.loads(file.read_text(encoding="utf-8"))
         layout = stored["kind"], [*stored["experts"].items()], tuple(stored["temperatures"]), tuple(stored["history"])
         state = load_file(file.with_name("mixture.safetensors"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:

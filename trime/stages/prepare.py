@@ -199,7 +199,7 @@ def count_training_symbols(folder: Path) -> None:
 
 def log_statistics(folder: Path) -> None:
     """Log the statistics of the corpus in a folder."""
-    log.info(format_statistics(json.loads((folder / "statistics.json").read_text())))
+    log.info(format_statistics(json.loads((folder / "statistics.json").read_text(encoding="utf-8"))))
 
 
 def format_statistics(statistics: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ class ParallelCorpus(Corpus):
         """The tokenizer of both languages, which also joins pieces into text."""
         if (self.folder / PIECES).exists():
             return JointBPE.load(self.folder / PIECES)
-        return PresegmentedText(**json.loads((self.folder / CUT).read_text()))
+        return PresegmentedText(**json.loads((self.folder / CUT).read_text(encoding="utf-8")))
 
     def split(self, name: str) -> Split:
         return super().split(name)._replace(sources=self.sources.split(name))
@@ -41,7 +41,7 @@ class ParallelCorpus(Corpus):
 
     def references(self, split: str) -> list[str]:
         """Return the reference translations of a split, untokenized."""
-        return json.loads((self.folder / f"{split}.references.json").read_text())
+        return json.loads((self.folder / f"{split}.references.json").read_text(encoding="utf-8"))
 
     def source_text(self, split: str, number: int) -> str:
         """Return the source sentence of this number in a split, as text without ``<eos>``."""

@@ -172,7 +172,7 @@ def read_tensor(name: str, tensor: str) -> Tensor | None:
     from transformers.utils.hub import cached_file
 
     index = cached_file(name, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
-    file = json.loads(Path(index).read_text())["weight_map"].get(tensor) if index else "model.safetensors"
+    file = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].get(tensor) if index else "model.safetensors"
     path = cached_file(name, file, _raise_exceptions_for_missing_entries=False) if file else None
     if path is None:
         return None

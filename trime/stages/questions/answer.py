@@ -134,7 +134,7 @@ class Answer(ArtefactInParts):
         parts, done, usage = self.open_parts(folder), [], Usage()
         self.make_parts(parts, "answer", "question")
         for file in parts.files():
-            content = json.loads(file.read_text())
+            content = json.loads(file.read_text(encoding="utf-8"))
             done += content["answers"]
             usage.add(content)
         file = folder / "answers.jsonl"

@@ -82,7 +82,7 @@ class Replay(ArtefactInParts):
         self.make_parts(parts, "replay", "text")
         documents: dict[str, list[dict[str, Any]]] = {}  # what was made of each, by memory
         for piece, file in zip(parts.pieces, parts.files(), strict=True):
-            documents.setdefault(piece.memory, []).extend(json.loads(file.read_text()))
+            documents.setdefault(piece.memory, []).extend(json.loads(file.read_text(encoding="utf-8")))
         memories = [{"memory": memory, "rows": replay_rows(replayed)} for memory, replayed in documents.items()]
         write_json(folder / "replay.json", self.about() | {"memories": memories})
 

@@ -62,7 +62,7 @@ class Translate(ArtefactInParts):
         parts, results = self.open_parts(folder), []
         self.make_parts(parts, f"translate {self.encoded.split}", "sentence")
         for number, files in parts.files_by_row().items():
-            contents, usage = [json.loads(file.read_text()) for file in files], Usage()
+            contents, usage = [json.loads(file.read_text(encoding="utf-8")) for file in files], Usage()
             for content in contents:
                 usage.add(content)
             texts = [text for content in contents for text in content["texts"]]
