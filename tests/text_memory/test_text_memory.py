@@ -390,7 +390,7 @@ def test_misuse_is_one_line(fitted: TextMemory, model: Any, tokenizer: Any, text
         (r"shape \[\]: pass token numbers", lambda: fitted.explain(torch.tensor(5))),
         ("has token 99999", lambda: fitted.explain([[5, 99999]])),
         ("max_new_tokens=-1", lambda: fitted.generate("def", max_new_tokens=-1)),
-        ("sets return_dict_in_generate itself", lambda: fitted.generate("def", return_dict_in_generate=True)),
+        ("takes no return_dict_in_generate", lambda: fitted.generate("def", return_dict_in_generate=True)),
         ("cannot make", lambda: TextMemory(model, tokenizer, tmp_path / "taken" / "file" / "memory")),
         ("training mode", lambda: TextMemory(model_of("Llama", len(tokenizer)).train(), tokenizer, tmp_path / "new")),
         ("own model", lambda: fitted.processor()(torch.tensor([[5]] * 7), torch.zeros(7, len(tokenizer)))),
@@ -450,6 +450,12 @@ def test_a_model_called_twice_for_a_token_is_refused(fitted: TextMemory, model: 
     with pytest.raises(UserError, match="guidance_scale"):
         model.generate(ids, guidance_scale=1.5, **settings)
     assert model.generate(ids, **settings).shape[1] == ids.shape[1] + 4
+    with fitted.attach(model), pytest.raises(UserError, match="guidance_scale"):
+        model.generate(ids, guidance_scale=1.5, max_new_tokens=1, pad_token_id=0)
+    with fitted.attach(model):
+        for _ in range(2):
+            longer = model.generate(ids, max_new_tokens=1, pad_token_id=0)
+            model(longer)
     # Calls from before do not count, whatever the length of the prompt.
     model(ids), model(ids)
     settings["logits_processor"] = [fitted.processor()]
@@ -489,6 +495,43 @@ def test_bits_are_of_bytes_that_are_predicted(fitted: TextMemory, tmp_path: Path
     assert fitted.decoder.start == [] and fitted.evaluate(tmp_path).bits_per_byte["all"] == pytest.approx(
         nats / math.log(2) / size
     )
+
+
+def test_a_file_has_one_name(model: Any, tokenizer: Any, texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By whatever way it is named; and what a memory holds is no text."""
+    memory = TextMemory(model, tokenizer, tmp_path / "project" / "memory", knn=False)
+    shutil.copytree(texts / "stored", tmp_path / "project" / "source")
+    (tmp_path / "link").symlink_to(tmp_path / "project")
+    TextMemory(model, tokenizer, tmp_path / "project" / "other", knn=False).add(texts / "test")
+    count = memory.add(tmp_path / "project" / "source")
+    for place in ("link", "project", "project/source/../source", "link/source"):
+        assert memory.add(tmp_path / place) == 0
+    assert len(memory.names) == count == memory.remove(tmp_path / "link" / "source")
+    memory.add(tmp_path / "link")
+    next((tmp_path / "project" / "source").iterdir()).unlink()
+    memory.add(tmp_path / "project")
+    assert len(memory.names) == count and "1 documents stay, whose files are gone" in caplog.text
+
+
+def test_line_ends_are_read_alike(fitted: TextMemory, texts: Path) -> None:
+    text = next((texts / "stored").iterdir()).read_text()
+    torch.testing.assert_close(fitted.score("\ufeff" + text.replace("\n", "\r\n")), fitted.score(text))
+    assert fitted.count(text.replace("\n", "\r\n")) == fitted.count(text) > 0
+
+
+def test_what_stops_is_new_text(fitted: TextMemory) -> None:
+    """A stop string at the end of the prompt is not written again."""
+    tokenizer = fitted.decoder.tokenizer
+    assert fitted.generate("    def lock_queue(self", max_new_tokens=6, stop_strings=["self"], tokenizer=tokenizer).strip()
+
+
+def test_padding_may_be_of_any_number(fitted: TextMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one that the model does not embed."""
+    ids = fitted.decoder.encode("    def lock_queue(self)").tolist()
+    (expected,) = fitted.explain([ids])
+    monkeypatch.setattr(fitted.decoder, "without_padding", lambda row: row[1:])
+    (padded,) = fitted.explain([[99999, *ids]])
+    assert [token.text for token in padded] == [token.text for token in expected]
 
 
 def test_a_text_counts_once(fitted: TextMemory, texts: Path, tmp_path: Path) -> None:

@@ -5,26 +5,33 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
-from trime.data.datasets.files import Text, entries_of, find_texts, in_words, not_text, read_file
+from trime.data.datasets.base import printable
+from trime.data.datasets.files import Text, entries_of, find_texts, in_words, not_text, one_line_end, read_file
 from trime.errors import UserError
 
 log = logging.getLogger(__name__)
 
 
 def read_texts(paths: str | Path | Iterable[str | Path], field: str = "text") -> Iterator[Text]:
-    """Yield the documents in files and folders; ``field`` is the one that holds the text of rows.
+    """Yield the documents in files and folders, as ``read_files`` reads them."""
+    return chain.from_iterable(texts for _, texts in read_files(paths, field))
 
-    Names are absolute paths, with the row in a file of several. Lines end at a newline alone. Files are told apart by content:
-    compressed (gzip, bzip2, xz, zstandard); in rows, each a document (.jsonl, Parquet, folders that the package datasets
-    saved); or one document, in UTF-8, UTF-16 or UTF-32. Others are left out and named in a warning; so are hidden files. Raises
-    UserError where a path does not exist, a file is damaged, or a row has no such field.
+
+def read_files(paths: str | Path | Iterable[str | Path], field: str = "text") -> Iterator[tuple[str, list[Text]]]:
+    """Yield the name of each file of text with its documents; ``field`` is the one that holds the text of rows.
+
+    Names are absolute paths without links, with the row in a file of several. Lines end at a newline alone. Files are told
+    apart by content: compressed (gzip, bzip2, xz, zstandard); in rows, each a document (.jsonl, Parquet, folders that the
+    package datasets saved); or one document, in UTF-8, UTF-16 or UTF-32. Others are left out and named in a warning; so are
+    hidden files and text memories. Raises UserError where a path does not exist, a file is damaged, or a row has no such field.
     """
     left_out, others = Counter[str](), list[Path]()
     for path in [Path(paths)] if isinstance(paths, str | Path) else map(Path, paths):
         try:
-            place = path.expanduser().absolute()
+            place = path.expanduser().resolve()
             found_any = place.exists()
         except (OSError, RuntimeError) as error:
             raise UserError(f"{path} cannot be read ({error}): name another path") from None
@@ -36,7 +43,7 @@ def read_texts(paths: str | Path | Iterable[str | Path], field: str = "text") ->
             if texts is None:
                 others.append(file)
             else:
-                yield from (text._replace(content=text.content.replace("\r\n", "\n")) for text in texts)
+                yield printable(str(file)), [text._replace(content=one_line_end(text.content)) for text in texts]
         left_out += found.left_out if found else Counter()
     if left_out or others:
         log.warning("left out: %s", in_words(left_out + not_text(others)))

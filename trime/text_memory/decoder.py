@@ -18,7 +18,7 @@ import xxhash
 
 from trime.common.checks import check_number
 from trime.common.types import Float, Int, Tensor
-from trime.data.datasets.files import whole_characters
+from trime.data.datasets.files import one_line_end, whole_characters
 from trime.errors import UserError
 from trime.models.pretrained.loading import identity_of_model, positions_of, unwrapped
 from trime.models.pretrained.tokenizer import encode_text, prompt_frame
@@ -97,7 +97,7 @@ class Decoder:
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, after those that begin every text of this model."""
-        tokens = np.array([*self.start, *encode_text(self.tokenizer, whole_characters(text))], np.int64)
+        tokens = np.array([*self.start, *encode_text(self.tokenizer, one_line_end(whole_characters(text)))], np.int64)
         if len(tokens) and tokens.max() >= self.embedded:
             raise UserError(
                 f"the tokenizer has a token {tokens.max():,}, the model tokens 0 to {self.embedded - 1:,}: pass the model's own"

@@ -20,9 +20,9 @@ from trime.common.checks import check_in_vocabulary, check_number, shown
 from trime.common.io import read_tensors, write_tensors
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
-from trime.data.datasets.files import Text, whole_characters
+from trime.data.datasets.files import Text, one_line_end, whole_characters
 from trime.data.notes import COPIED
-from trime.data.texts import read_texts
+from trime.data.texts import read_files, read_texts
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
@@ -43,6 +43,9 @@ FOLDS = 8
 MEND = "delete it, and fit the memory again"
 NOISE = 0.02  # nats: a feature that varies less, as of an untrained model, holds rounding errors
 SHOWN = 8  # tokens on each side of a source
+# Settings of the model's generate that this memory's decides itself, or that it cannot follow.
+REFUSED = {"attention_mask", "inputs", "input_ids", "inputs_embeds"}
+REFUSED |= {"return_dict_in_generate", "generation_config", "guidance_scale"}
 ROW = re.compile(r"(.*), (?:row|line) \d+", re.DOTALL)  # the name of a row of a file
 # What a prompt ends with and a token may begin with: a word, marks, or blanks.
 LAST_PIECE = re.compile(r" ?\w+$| ?[^\w\s]+$|[ \t]+$")
@@ -78,10 +81,12 @@ class TextMemory:
         """
         known, new, own = self.store.documents(), {}, f"{self.folder.resolve()}/"
         paths = [paths] if isinstance(paths, str | Path) else [*paths]
-        texts = {text.name: text for text in read_texts(paths, field) if not text.name.startswith(own)}
-        files = {file_of(name) for name in texts} | {*filter(is_emptied, map(file_of, known))}
-        places = tuple(str(Path(path).expanduser().absolute()) for path in paths)
-        gone = {name for name in known if name not in texts and file_of(name) in files and name.startswith(places)}
+        files = {file: found for file, found in read_files(paths, field) if not file.startswith(own)}
+        texts = {text.name: text for found in files.values() for text in found}
+        gone = {name for name in known if name not in texts and file_of(name) in files}
+        places = tuple(f"{Path(path).expanduser().resolve()}/" for path in paths)
+        if missing := [name for name in known if name.startswith(places) and not os.path.exists(file_of(name))]:
+            log.warning("%d documents stay, whose files are gone: remove(%r) takes one out", len(missing), missing[0])
         for name, text in texts.items():
             checksum = checksum_of_text(text)
             if known.get(name) != checksum:
@@ -91,7 +96,7 @@ class TextMemory:
                 elif name in known:
                     gone.add(name)
         if not texts:
-            log.warning("there is no text in %s", paths)
+            log.warning("there is no text in %s", ", ".join(map(str, paths)))
         if gone:  # texts that are empty now, and rows that their files no longer have
             self.store.remove(gone)
         with Progress(total=sum(len(tokens) for _, tokens in new.values()), unit="token", unit_scale=True, desc="add") as bar:
@@ -106,7 +111,7 @@ class TextMemory:
 
         ``name`` is one of ``names``, or a path to where such a file is or was.
         """
-        path = str(Path(name).expanduser().absolute()) if str(name) else ""
+        path = str(Path(name).expanduser().resolve()) if str(name) else ""
         inside = tuple(f"{place.rstrip('/')}/" for place in {str(name), path} if place.rstrip("/"))
         rows = re.compile(rf"({re.escape(str(name))}|{re.escape(path)})(, (row|line) \d+)?")
         documents = self.store.documents() if path else {}
@@ -269,17 +274,21 @@ class TextMemory:
         """Return the continuation of a prompt, or of each of several; ``settings`` are those of the model's ``generate``.
 
         The last word of a prompt, or the blanks at its end, are written again with what follows: a token of the stored texts
-        may begin there and end later.
+        may begin there and end later. Not so where ``stop_strings`` or a ``streamer`` would take it for what follows.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
         if not isinstance(prompts, list | tuple) or not prompts or not all(isinstance(each, str) for each in prompts):
             raise UserError(f"prompt={shown(prompt)}: pass a text, or a list of texts")
         check_number("max_new_tokens", max_new_tokens, at_least=1, whole=True)
-        if own := sorted({"attention_mask", "inputs", "input_ids", "inputs_embeds", "return_dict_in_generate"} & {*settings}):
-            raise UserError(f"generate sets {', '.join(own)} itself: call the model's own generate, with memory.processor()")
+        if own := sorted(REFUSED & {*settings}):
+            raise UserError(
+                f"generate takes no {', '.join(own)}: call the model's own with logits_processor=[memory.processor()]"
+            )
         tokenizer = self.decoder.tokenizer
         # A character of several tokens cannot be begun again as text.
         ends = [match[0] if (match := LAST_PIECE.search(each)) and match[0].isascii() else "" for each in prompts]
+        if settings.get("stop_strings") or settings.get("streamer"):
+            ends = [""] * len(prompts)
         encoded = [self.decoder.encode(each.removesuffix(end)) for each, end in zip(prompts, ends, strict=True)]
         for row, tokens in enumerate(encoded):
             if not len(tokens):
@@ -340,15 +349,24 @@ class TextMemory:
         """Return the tokens of a part of a text; UserError where there are none."""
         if not text:
             raise UserError("an empty text occurs everywhere: pass at least one token")
-        return np.array(self.decoder.inside(whole_characters(text)), np.int64)
+        return np.array(self.decoder.inside(one_line_end(whole_characters(text))), np.int64)
 
     @contextmanager
     def attach(self, model: Any) -> Iterator[None]:
         """Let every ``generate`` of the model use the memory within a ``with`` block."""
-        before, generate, processor = vars(model).get("generate"), model.generate, self.processor()
+        before, generate = vars(model).get("generate"), model.generate
+        self.processor()  # it must be possible now
 
-        def with_memory(*arguments: Any, logits_processor: Iterable[Any] | None = None, **settings: Any) -> Any:
-            return generate(*arguments, logits_processor=[*(logits_processor or []), processor], **settings)
+        def with_memory(
+            inputs: Any = None,
+            generation_config: Any = None,
+            logits_processor: Iterable[Any] | None = None,
+            *others: Any,
+            **settings: Any,
+        ) -> Any:
+            if settings.get("guidance_scale", 1) not in (None, 1):
+                raise UserError("guidance_scale reads each token twice, which a memory cannot tell apart: leave it out")
+            return generate(inputs, generation_config, [*(logits_processor or []), self.processor()], *others, **settings)
 
         model.generate = with_memory
         try:
@@ -367,12 +385,11 @@ class TextMemory:
         check_number("first", first, at_least=0, whole=True)
         check_number("sources", sources, at_least=0, whole=True)
         result = []
-        rows = rows_of(output)
-        check_in_vocabulary("output", rows, self.decoder.embedded)
-        for row in rows.numpy():
+        for row in rows_of(output).numpy():
             tokens = self.decoder.without_padding(row)
-            begin = max(first - (len(row) - len(tokens)), 1)
-            result.append(self.explain_row(self.decoder.without_end(tokens), begin, sources, experts, mixture))
+            begin, tokens = max(first - (len(row) - len(tokens)), 1), self.decoder.without_end(tokens)
+            check_in_vocabulary("output", torch.from_numpy(tokens), self.decoder.embedded)
+            result.append(self.explain_row(tokens, begin, sources, experts, mixture))
         return result
 
     def explain_page(self, file: str | Path, output: Any, first: int = 1, title: str = "Where each token came from") -> Path:
@@ -423,11 +440,6 @@ def file_of(name: str) -> str:
     """Return the file of a document, of which it may be a row."""
     row = ROW.fullmatch(name)
     return row[1] if row else name
-
-
-def is_emptied(file: str) -> bool:
-    """Return whether a file is there and empty."""
-    return os.path.isfile(file) and not os.path.getsize(file)
 
 
 def checksum_of_text(text: Text) -> str:

@@ -32,11 +32,11 @@ class MemoryProcessor:
     ):
         self.decoder, self.scaled, self.experts, self.mixture = decoder, scaled, experts, mixture
         self.healed, self.begin = healed, 0
-        self.length: int | None = None  # of the rows that were last continued
+        self.continued: Int[Tensor, "b l"] | None = None  # the rows that were last continued
 
     @torch.no_grad()
     def __call__(self, input_ids: Int[Tensor, "b l"], scores: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
-        queries = self.scaled(self.last_contexts(*input_ids.shape))
+        queries = self.scaled(self.last_contexts(input_ids))
         log_probability = scores.float().log_softmax(-1)
         rows = []
         for row, tokens in enumerate(input_ids.cpu().numpy().astype(np.int64)):
@@ -45,14 +45,16 @@ class MemoryProcessor:
         result = torch.stack([each.log_probability for each in rows]).masked_fill(scores == -torch.inf, -torch.inf)
         return result if self.healed is None else self.heal(input_ids, result)
 
-    def last_contexts(self, rows: int, length: int) -> Float[Tensor, "b d"]:
+    def last_contexts(self, input_ids: Int[Tensor, "b l"]) -> Float[Tensor, "b d"]:
         """Return the contexts that the output layer has just read; UserError where they are not those of these rows."""
-        (last, calls), before, self.length = self.decoder.take_last(), self.length, length
-        if before == length - 1 and calls > 1:  # a prompt may be read in parts
+        (last, calls), before, self.continued = self.decoder.take_last(), self.continued, input_ids
+        goes_on = before is not None and torch.equal(before, input_ids[:, :-1])  # a prompt may be read in parts
+        if goes_on and calls > 1:
             raise UserError(
-                "the model is called more than once for a token: leave out guidance_scale, and other such processors"
+                "the model is called more than once for a token: leave out guidance_scale and such processors, and make a new "
+                "memory.processor() for each generate"
             )
-        if last is None or len(last) != rows:
+        if last is None or len(last) != len(input_ids):
             raise UserError("the memory's own model must generate, one token at a time: by sampling, greedily or with beams")
         context = last[:, -1].float()
         if not context.isfinite().all():

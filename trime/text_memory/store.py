@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from trime.common.io import checksum_of, locked, remove_half_written, write_json
+from trime.data.datasets.files import MEMORY
 from trime.errors import UserError
 from trime.text_memory.segment import Content, Segment, write_segment
 
-MANIFEST, FORMAT = "memory.json", 2
+MANIFEST, FORMAT = MEMORY, 2
 MERGED = 4  # segments of one level that become one of the next
 SMALLEST = 2**10  # tokens of a segment of level 0
 ATTEMPTS = 5  # to open segments while another process replaces them

@@ -32,6 +32,7 @@ PACKED = {  # how files begin; a text may begin with BZh or PAR1
     "xz": re.compile(rb"\xfd7zXZ\0"),
     "zstandard": re.compile(rb"\x28\xb5\x2f\xfd"),
 }
+MEMORY = "memory.json"  # in the folder of a text memory
 NAMED = 5  # files that a message names
 SAMPLE = 2**14  # bytes of a file that show whether it is text
 
@@ -69,6 +70,8 @@ def find_texts(entries: Iterable[Path], suffixes: tuple[str, ...], lab_folders: 
             left_out["links to folders"] += 1
         elif path.is_dir() and path.resolve() in lab_folders:
             left_out["folders of the lab"] += 1
+        elif path.is_dir() and is_text_memory(path):
+            left_out["text memories"] += 1
         elif path.is_dir():
             below = find_texts(entries_of(path), suffixes, lab_folders)
             files += below.files
@@ -204,6 +207,20 @@ def text_of(record: Any, field: str, where: str) -> str:
 def whole_characters(text: str) -> str:
     """Return a text with U+FFFD in place of what is no character: half of a pair of JSON's escapes."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def one_line_end(text: str) -> str:
+    """Return a text whose lines end at a newline alone, and without a byte order mark."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def is_text_memory(folder: Path) -> bool:
+    """Return whether a folder is that of a text memory."""
+    try:
+        content = json.loads((folder / MEMORY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and {"identity", "segments"} <= content.keys()
 
 
 def required(module: str, file: Path) -> Any:

@@ -150,14 +150,14 @@ def empty_cache(model: Any) -> Any:
 
 
 def identity_of_model(model: Any) -> str:
-    """Return what tells this model from others of its class: weights, frequencies of rotation, and adapters that are in use.
+    """Return what tells this model from others of its class: weights, settings of rotation, and adapters that are in use.
 
     It does not depend on the type of the weights.
     """
     weights = xxhash.xxh3_64()
-    # The frequencies with which a model was made: some change those in use with the length of a text.
-    rotations = {name: tensor for name, tensor in model.named_buffers() if name.endswith("original_inv_freq")}
-    for name, tensor in (model.state_dict() | rotations).items():
+    rotation = getattr(unwrapped(model).config, "rope_parameters", None)
+    weights.update(json.dumps(rotation, sort_keys=True, default=str).encode())
+    for name, tensor in model.state_dict().items():
         flat = tensor.detach().flatten()
         sample = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].to("cpu", torch.bfloat16)
         weights.update(f"{name} {tuple(tensor.shape)}".encode() + sample.view(torch.int16).numpy().tobytes())
