@@ -16,7 +16,14 @@ from trime.data.corpus import Corpus, build_corpus, symbol_counts
 from trime.data.datasets import Dataset
 from trime.data.datasets.base import SPLITS, lines_of
 from trime.data.datasets.folder import Folder
-from trime.data.notes import describe_duplicates, describe_near_copies, find_duplicates, find_near_copies
+from trime.data.notes import (
+    describe_copies,
+    describe_duplicates,
+    describe_near_copies,
+    find_copies,
+    find_duplicates,
+    find_near_copies,
+)
 from trime.data.parallel.folder import ParallelFolder
 from trime.data.segments import cut, scored_bytes
 from trime.data.tokenizers import Bytes, Tokenizer, Whitespace, Words
@@ -205,6 +212,10 @@ def test_documents_that_are_also_in_another_text_are_found() -> None:
     one = [np.array(tokens, np.uint8) for tokens in ([1, 2, 3], [4, 5], [], [1, 2, 3], [1, 2])]
     other = [np.array(tokens, np.int32) for tokens in ([], [4, 5, 6], [1, 2, 3])]
     assert find_duplicates(one, other) == {0: 2, 3: 2}
+    copies = find_copies([*one, np.array([], np.int64), np.array([], np.int64), one[1]])
+    assert copies == {3: 0, len(one) + 2: 1}
+    said = describe_copies(copies, np.ones(len(one) + 3), "test", [f"{number}.txt" for number in range(len(one) + 3)])
+    assert said.startswith(f"test: 2 of {len(one) + 3} documents") and "3.txt of 0.txt" in said
     assert find_duplicates(one, other, 2) == {0: 2, 1: 1, 3: 2, 4: 2}
     note = describe_duplicates({0: 2}, np.array([3, 9]), "test", "train", ["a.txt", "b.txt"], ["x", "y", "copy.txt"])
     assert note.startswith(

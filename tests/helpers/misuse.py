@@ -26,7 +26,7 @@ rows, row_logits, row_targets = g.view(2, 3, 4), logits.view(2, 3, 9), targets.v
 store = trime.Datastore.from_tensors(FOLDER / "store", g, targets)
 window = trime.window_of(g, logits, targets)
 mass = LogMass(torch.zeros(3), torch.zeros(3))
-local = trime.LocalMemory()
+local, long = trime.LocalMemory(), trime.LongMemory([8], trime.FIFO())
 
 
 def new_store(keys: Any = g, tokens: Any = targets, **settings: Any) -> Any:
@@ -120,7 +120,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "an unfitted mixture": lambda: trime.MemoryMixture({"local": local}).score([window]),
     "no windows": lambda: trime.MemoryMixture({"local": local}).fit([]),
     "windows of two widths": lambda: trime.MemoryMixture({"local": local}).fit([window, window_with(g=g[:, :2])]),
-    "windows that go back": lambda: trime.MemoryMixture({"local": local}).fit([window, window]),
+    "windows that go back": lambda: trime.MemoryMixture({"long": long}).fit([window, window]),
     "BM25 of nothing": lambda: trime.BM25Neighbours().fit([]),
     "BM25 of tensors": lambda: trime.BM25Neighbours().fit([targets]),
     "BM25 of a segment that is none": lambda: bm25().nearest([2], 1),

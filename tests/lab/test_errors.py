@@ -246,10 +246,11 @@ def test_words_that_are_no_settings(said: Said) -> None:
     assert "there is no experiment/trim: is it experiment=trime?" in said("experiment=trim")
     assert "type experiment=trime_ext" in said("trime_ext") and "type experiment=trime_ext" in said("experiment", "trime_ext")
     assert "is quoted: 'dataset.path=/a/folder of'" in said("experiment=trime", "dataset.path=/a/folder", "of")
-    for path in ("/a/ü", "/a#b", "it's", "/[a", 'a"b('):
+    for path in ("/a/ü", "/a#b", "it's", "/[a", 'a"b(', '"/a#', "C:\\x#\\"):
         message = said("report.figures.picture=null", f"dataset.path={path}")
         (quoted,) = shlex.split(message.partition("is quoted, ")[2].partition(" (python")[0])
         assert "cannot be read" not in said("report.figures.picture=null", "experiment=unknown", quoted)
+    assert "its brackets do not match" in said("dataset.suffix=[.md,.txt")
     assert not command_line.advice(["--cfg", "job", "experiment=trime"])
 
 

@@ -89,6 +89,25 @@ def find_duplicates(documents: Iterable[np.ndarray], others: Iterable[np.ndarray
     return dict(sorted(found.items()))
 
 
+def find_copies(documents: Iterable[np.ndarray]) -> dict[int, int]:
+    """Map the numbers of documents to the first one of the same tokens; empty ones, and the first ones, are left out."""
+    first, found = dict[int, int](), dict[int, int]()
+    for number, document in enumerate(documents):
+        same = first.setdefault(xxhash.xxh3_128_intdigest(document.astype(np.int32).tobytes()), number)
+        if same != number and len(document):
+            found[number] = same
+    return found
+
+
+def describe_copies(copies: dict[int, int], lengths: np.ndarray, split: str, names: list[str]) -> str:
+    """Return a note on a split's documents, of ``lengths`` [d], that are copies of others in it."""
+    share, (one, two) = 100 * lengths[[*copies]].sum() / lengths.sum(), next(iter(copies.items()))
+    return (
+        f"{split}: {len(copies):,} of {len(lengths):,} documents, with {share:.1f} % of its tokens, are copies of others in it "
+        f"(for instance {names[one]} of {names[two]}): intervals count them as further evidence; leave them out"
+    )
+
+
 def find_near_copies(documents: list[np.ndarray], others: Iterable[np.ndarray], length: int) -> dict[int, float]:
     """Map the numbers of documents most of which is in another text, in passages of ``length`` tokens, to the share that is."""
     return {number: share for number, share in copied_shares(documents, others, length).items() if share > COPIED}

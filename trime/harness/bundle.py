@@ -13,7 +13,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
 from trime.bundle.loaded_model import load
-from trime.common.checks import shown
+from trime.common.checks import check_number, shown
 from trime.errors import UserError
 
 FOLLOWED = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "seed")
@@ -108,12 +108,13 @@ def generation_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in task.items():
         if name not in FOLLOWED and value not in NEUTRAL.get(name, ()):
             raise UserError(f"the task sets {name}={value}, which trime does not follow: it follows {', '.join(FOLLOWED)}")
+    check_number("seed", seed := task.get("seed", 0), whole=True)
     return {
         "max_new_tokens": task["max_gen_toks"],
         "until": [text for text in task["until"] if text],
         "temperature": float(task.get("temperature", 1.0)) if task["do_sample"] else 0.0,
         "top_p": float(task.get("top_p", 1.0)),
-        "seed": task.get("seed", 0),
+        "seed": seed,
     }
 
 

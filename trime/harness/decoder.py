@@ -73,7 +73,7 @@ class TrimeHF(HFLM):  # type: ignore[misc]
         try:
             self.policy = kind(**policy_settings or {})
         except TypeError as error:
-            raise UserError(f"policy_settings={shown(policy_settings)}: {policy} does not take them ({error})") from None
+            raise UserError(f"policy_settings={shown(policy_settings)}: {kind.__name__} does not take them ({error})") from None
         super().__init__(pretrained=pretrained, **settings)
         self.memory, self.whole, self.beta = memory, whole, pyramid
         self.settings = {"chunk": chunk, "recall": recall or None, "per_head": HEADS[heads], "position": position}

@@ -118,7 +118,10 @@ def message_of(error: BaseException, words: list[str]) -> str:
         return f"there is no {error.missing_cfg_file}{near}"
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
-        quoted = shlex.quote(key + '="' + value.replace('"', '\\"') + '"')
+        if value.startswith(("[", "{")):
+            return f"{error.override} cannot be read{near or ': its brackets do not match'}"
+        text = re.sub(r"(\\+)$", r"\1\1", value.strip('"').replace('"', '\\"'))  # the last quote must not be escaped
+        quoted = shlex.quote(f'{key}="{text}"')
         return f"{error.override} cannot be read{near or f': a text with such marks is quoted, {quoted}'}"
     if several := re.search(r"Ambiguous value for argument '(\S+)'", str(error)):
         key, _, values = several[1].partition("=")

@@ -37,8 +37,9 @@ def window_of(
     """Return a window of a text for memories and mixtures.
 
     g are its contexts: the last m are scored by their ``logits``, and the ones before were scored already;
-    ``targets`` are the tokens that followed, and ``start`` the position of the first of them in the ``document``. Raises
-    UserError where lengths disagree, targets are outside of the vocabulary, or values are not finite.
+    ``targets`` are the tokens that followed, and ``start`` the position of the first of them in the ``document``: number texts
+    by it, and begin each window where the one before ended. Raises UserError where lengths disagree, targets are outside of the
+    vocabulary, or values are not finite.
     """
     check_floats("g", g, 2)
     check_floats("logits", logits, 2)
@@ -83,6 +84,10 @@ class MemoryMixture:
         sizes = next((memory.sizes for memory in memories.values() if memory.sizes != Memory.sizes), [0])
         self.row = FittedMixtureSpec(type(self.mixture).__name__.lower(), (*memories,), self.mixture.temperatures, (*sizes,))
 
+    def checked(self, windows: Any) -> Iterator[Window]:
+        """Return an iterator that checks each window; where a memory keeps what it has read, no text may come twice."""
+        return checked(windows, any(memory.state_scope for memory in self.memories.values()))
+
     def scorer(self) -> Scorer:
         """Return a scorer of the mixture with memories of its own, which have read nothing."""
         memories = {name: copy.deepcopy(memory) for name, memory in self.memories.items()}
@@ -97,7 +102,7 @@ class MemoryMixture:
     def fit(self, windows: Iterable[Window]) -> float:
         """Fit the weights; return the mean loss in nats of tokens under a fit without their documents (cross-fitted)."""
         collector = MassCollector(self.row)
-        for window, (masses,) in self.scorer().query(checked(windows)):
+        for window, (masses,) in self.scorer().query(self.checked(windows)):
             collector.add(window, masses)
         if not collector.tokens:
             raise UserError("there are no windows to fit the mixture to")
@@ -112,11 +117,11 @@ class MemoryMixture:
 
     def score(self, windows: Iterable[Window]) -> Iterator[Float[Tensor, " n"]]:
         """Yield the log-probability in nats of each scored token, window by window."""
-        return (scored.log_probability for scored in self.fitted_scorer().score_row(checked(windows)))
+        return (scored.log_probability for scored in self.fitted_scorer().score_row(self.checked(windows)))
 
     def explain(self, windows: Iterable[Window]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
         """Yield log-probabilities, and how much of each probability comes from the vocabulary and from each memory."""
-        return ((scored.log_probability, scored.parts()) for scored in self.fitted_scorer().score_row(checked(windows)))
+        return ((scored.log_probability, scored.parts()) for scored in self.fitted_scorer().score_row(self.checked(windows)))
 
 
 def check_memories(memories: Any) -> None:
@@ -131,15 +136,15 @@ def check_memories(memories: Any) -> None:
             raise UserError(f"memory {name} has sizes {memory.sizes}: a mixture takes memories of one size each")
 
 
-def checked(windows: Any) -> Iterator[Window]:
+def checked(windows: Any, ordered: bool) -> Iterator[Window]:
     """Return an iterator over windows that checks each; UserError now, not at the first window, for anything else."""
     if isinstance(windows, Window) or not isinstance(windows, Iterable):
         raise UserError(f"windows is of type {type(windows).__name__}: pass a list of windows, as window_of returns them")
-    return check_each(windows)
+    return check_each(windows, ordered)
 
 
-def check_each(windows: Iterable[Window]) -> Iterator[Window]:
-    """Yield windows; UserError at what is none, or has keys of another width than the first."""
+def check_each(windows: Iterable[Window], ordered: bool) -> Iterator[Window]:
+    """Yield windows; UserError at what is none, has keys of another width than the first, or is not ``ordered``."""
     width, read = None, dict[int, int]()  # the last scored position of each document
     for window in windows:
         check_object("a window", window, Window, "window_of(g, logits, targets)")
@@ -148,10 +153,10 @@ def check_each(windows: Iterable[Window]) -> Iterator[Window]:
         if of_window != width:
             raise UserError(f"a window has contexts of width {of_window}, and the first window of width {width}")
         for document, position in first_and_last(window.scored.positions):
-            if position[0] <= read.get(document, -1):
+            if ordered and position[0] <= read.get(document, -1):
                 raise UserError(
                     f"document {document} goes back from position {read[document]} to {position[0]}, so that its text would "
-                    "find itself: pass windows in the order of the text, each with its document and start"
+                    "find itself: pass windows in the order of the text, each with its document= and start="
                 )
             read[document] = position[1]
         yield window

@@ -38,7 +38,7 @@ from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import MixtureSettings, TuneMixture, given_mixture
 from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.pack import Pack
-from trime.stages.prepare import Prepare, PreparedText, VocabularySettings, duplicates_of
+from trime.stages.prepare import Prepare, PreparedText, VocabularySettings, copies_within, duplicates_of
 from trime.stages.pretrained import ensure_model_folder, is_pretrained, vocabulary_source
 from trime.stages.questions.answer import Answer
 from trime.stages.questions.train_small import InitSmall, TrainSmall
@@ -246,6 +246,7 @@ class Graph:
         stored = [(memory.text, memory.config.datastore.split) for memory in self.memories.stored.values()]
         given = [memory.store for memory in self.memories.datastores if isinstance(memory.store, ExternalStore)]
         for split in ("valid", "test"):
+            notes += copies_within(text, split)
             for other, other_split in dict.fromkeys([(self.corpus, "train"), (text, "valid"), *stored]):
                 is_store = (other, other_split) in stored
                 notes += duplicates_of(text, split, other, other_split, hides_own=is_store)

@@ -32,7 +32,15 @@ from trime.data.corpus import (
     training_vocabulary,
 )
 from trime.data.datasets import Dataset
-from trime.data.notes import PASSAGE, describe_duplicates, describe_near_copies, find_duplicates, find_near_copies
+from trime.data.notes import (
+    PASSAGE,
+    describe_copies,
+    describe_duplicates,
+    describe_near_copies,
+    find_copies,
+    find_duplicates,
+    find_near_copies,
+)
 from trime.data.tokenizers import metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
@@ -149,6 +157,13 @@ def lab_folders(lab: Lab) -> tuple[Path, ...]:
     """Return the folders in which the lab writes; a user's text may lie beside them in ``paths.outputs`` or ``paths.data``."""
     inside = [lab.outputs / name for name in ("runs", "artefacts", "reports", "sweeps")]
     return (lab.outputs, *inside, *(lab.data / name for name in ("prepared", "packed", "raw")))
+
+
+def copies_within(text: PreparedText, split: str) -> Iterator[str]:
+    """Yield a note if documents of a split are copies of one another."""
+    corpus = text.corpus()
+    if split in corpus.statistics["splits"] and (copies := find_copies(corpus.documents(split))):
+        yield describe_copies(copies, corpus.split(split).lengths, split, corpus.names(split))
 
 
 def duplicates_of(

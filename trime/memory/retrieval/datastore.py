@@ -77,9 +77,10 @@ def stored_keys(g: Float[Tensor, "n d"], dtype: str, setting: str = "dtype") -> 
         raise UserError(f"keys reach {largest:.3g}, so that their inner products overflow: scale keys and queries down")
     columns = g.abs().amax(1)
     if few := int(((columns > 0) & (columns < torch.finfo(read_as).tiny)).sum()):
+        remedy = "" if dtype == "float32" else f', or set {setting}="float32"'
         raise UserError(
             f"{few} of {len(g)} keys are so small that {setting}={dtype} would round them to few digits or zero: scale keys "
-            f'and queries up, or set {setting}="float32"'
+            f"and queries up{remedy}"
         )
     if not g.to(read_as).isfinite().all():
         raise UserError(
