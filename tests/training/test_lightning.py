@@ -152,7 +152,7 @@ def test_epochs_of_few_batches(argument: str, tiny: Tiny, tmp_path: Path, monkey
 def test_several_processes_log_once(tiny: Tiny, tmp_path: Path) -> None:
     """A callback that needs a logger finds one in every process."""
     devices = ("trainer.devices=2", "trainer.accelerator=cpu", "train.log_every=1", f"paths.outputs={tmp_path}")
-    config = tiny("experiment=vanilla", "dataset.modules=20", LR, CSV, *devices)
+    config = tiny("experiment=vanilla", "dataset.modules=20", "trainer.precision=32-true", LR, CSV, *devices)
     train(config)
     with open(Graph(config).run_folder / "logged" / "metrics.csv", newline="") as file:
         assert [row["step"] for row in csv.DictReader(file) if row["lr-AdamW"]] == ["0", "1"]
