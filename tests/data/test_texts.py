@@ -135,6 +135,12 @@ def test_text_that_begins_as_a_format_does_is_text(start: str, tmp_path: Path) -
     assert [text.content for text in read_texts(tmp_path)] == [start]
 
 
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.docx").write_bytes(b"PK\3\4\0\0" * 100)
+    with pytest.raises(UserError, match="not text in UTF-8"):
+        Folder(str(tmp_path / "a.docx"), Words())
+
+
 def test_half_a_character_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b \\ud83d\\ude00"}')
     assert [text.content for text in read_texts(tmp_path)] == ["a\N{REPLACEMENT CHARACTER}b \N{GRINNING FACE}"]

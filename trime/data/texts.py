@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from trime.common.checks import shown
 from trime.data.datasets.base import printable
 from trime.data.datasets.files import Text, entries_of, find_texts, in_words, not_text, one_line_end, read_file
 from trime.errors import UserError
@@ -20,6 +22,14 @@ def read_texts(paths: str | Path | Iterable[str | Path], field: str = "text") ->
     return chain.from_iterable(texts for _, texts in read_files(paths, field))
 
 
+def path_list(paths: Any) -> list[Path]:
+    """Return one path, or several, as a list; UserError for anything else."""
+    several = [paths] if isinstance(paths, str | Path) else [*paths] if isinstance(paths, Iterable) else [None]
+    if not all(isinstance(path, str | Path) for path in several):
+        raise UserError(f"{shown(paths)} is no path, nor several: pass files or folders, as str or Path")
+    return [*map(Path, several)]
+
+
 def read_files(paths: str | Path | Iterable[str | Path], field: str = "text") -> Iterator[tuple[str, list[Text]]]:
     """Yield the name of each file of text with its documents; ``field`` is the one that holds the text of rows.
 
@@ -29,7 +39,7 @@ def read_files(paths: str | Path | Iterable[str | Path], field: str = "text") ->
     hidden files and text memories. Raises UserError where a path does not exist, a file is damaged, or a row has no such field.
     """
     left_out, others = Counter[str](), list[Path]()
-    for path in [Path(paths)] if isinstance(paths, str | Path) else map(Path, paths):
+    for path in path_list(paths):
         try:
             place = path.expanduser().resolve()
             found_any = place.exists()

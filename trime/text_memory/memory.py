@@ -22,7 +22,7 @@ from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
 from trime.data.datasets.files import Text, one_line_end, whole_characters
 from trime.data.notes import COPIED
-from trime.data.texts import read_files, read_texts
+from trime.data.texts import path_list, read_files, read_texts
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
@@ -79,8 +79,7 @@ class TextMemory:
 
         Each is on disk once it is added: an interrupted call goes on where it ended. ``field``: as ``read_texts`` has it.
         """
-        known, new, own = self.store.documents(), {}, f"{self.folder.resolve()}/"
-        paths = [paths] if isinstance(paths, str | Path) else [*paths]
+        known, new, own, paths = self.store.documents(), {}, f"{self.folder.resolve()}/", path_list(paths)
         files = {file: found for file, found in read_files(paths, field) if not file.startswith(own)}
         texts = {text.name: text for found in files.values() for text in found}
         gone = {name for name in known if name not in texts and file_of(name) in files}
@@ -220,8 +219,8 @@ class TextMemory:
 
     def held_out(self, paths: str | Path | Iterable[str | Path], field: str) -> list[Text]:
         """Return the texts that are not in the memory, and name those that are; UserError where none is left."""
-        paths = [paths] if isinstance(paths, str | Path) else [*paths]
-        stored, texts = {*self.store.documents().values()}, [*read_texts(paths, field)]
+        stored, paths = {*self.store.documents().values()}, path_list(paths)
+        texts = [*read_texts(paths, field)]
         if not texts:
             raise UserError(f"there is no text in {', '.join(map(str, paths))}: name files or folders that hold some")
         new = [text for text in texts if checksum_of_text(text) not in stored]

@@ -69,7 +69,7 @@ class Segment:
                 raise ValueError("its files are of different lengths")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"{folder} is damaged or missing ({error}): delete the memory's folder, and add its texts again"
+                f"{folder} is damaged or missing ({error}): copy the memory again, or delete its folder and add its texts again"
             ) from None
         starts = np.concatenate([[0], np.cumsum(np.bincount(text, minlength=vocabulary + 1))]).astype(np.int64)
         separators = self.offsets[1:] + np.arange(len(self.documents))  # behind each document in ``text``

@@ -98,6 +98,10 @@ class Folder(Dataset):
                 f"dataset {self.name}: tokens={tokens} must give a number of tokens for each of {', '.join(SPLITS)}"
             )
         self.tokens, self.characters = tokens, tokenizer.characters
+        if self.is_file and not holds_text(file, field):
+            raise UserError(
+                f"{file} is not text in UTF-8: convert it (iconv -f latin1 -t utf-8, for instance), or name another"
+            )
 
     @cached_property
     def layout(self) -> Layout:
