@@ -81,7 +81,7 @@ def commands(page: Path) -> list[str]:
     return [re.sub(r" size=\w+|\s+#.*", "", line) for line in lines if line.startswith("python cli.py")]
 
 
-DOCUMENTED = [*dict.fromkeys(one for page in PAGES for one in commands(page) if "--help" not in one)]
+DOCUMENTED = [*dict.fromkeys(one for page in PAGES for one in commands(page) if not re.search(r"--help|\$\(", one))]
 # Places of the documentation, what needs the network and what needs earlier runs: these are left to tests of their stages.
 PLACES = (
     r"=multi30k\b|outputs/runs|checkpoint_best.pt|=\[?dict\.|"
