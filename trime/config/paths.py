@@ -1,4 +1,4 @@
-"""The paths in a configuration."""
+"""Which settings of a configuration are paths, and where relative ones begin."""
 
 from __future__ import annotations
 

@@ -89,14 +89,9 @@ def find_duplicates(documents: Iterable[np.ndarray], others: Iterable[np.ndarray
     return dict(sorted(found.items()))
 
 
-def find_copies(documents: Iterable[np.ndarray]) -> dict[int, int]:
+def find_copies(documents: list[np.ndarray]) -> dict[int, int]:
     """Map the numbers of documents to the first one of the same tokens; empty ones, and the first ones, are left out."""
-    first, found = dict[int, int](), dict[int, int]()
-    for number, document in enumerate(documents):
-        same = first.setdefault(xxhash.xxh3_128_intdigest(document.astype(np.int32).tobytes()), number)
-        if same != number and len(document):
-            found[number] = same
-    return found
+    return {number: first for number, first in find_duplicates(documents, documents).items() if number != first}
 
 
 def describe_copies(copies: dict[int, int], lengths: np.ndarray, split: str, names: list[str]) -> str:

@@ -152,8 +152,8 @@ def check_each(windows: Iterable[Window], ordered: bool) -> Iterator[Window]:
         width = width or of_window
         if of_window != width:
             raise UserError(f"a window has contexts of width {of_window}, and the first window of width {width}")
-        for document, position in first_and_last(window.scored.positions):
-            if ordered and position[0] <= read.get(document, -1):
+        for document, position in first_and_last(window.scored.positions) if ordered else ():
+            if position[0] <= read.get(document, -1):
                 raise UserError(
                     f"document {document} goes back from position {read[document]} to {position[0]}, so that its text would "
                     "find itself: pass windows in the order of the text, each with its document= and start="

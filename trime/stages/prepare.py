@@ -162,7 +162,7 @@ def lab_folders(lab: Lab) -> tuple[Path, ...]:
 def copies_within(text: PreparedText, split: str) -> Iterator[str]:
     """Yield a note if documents of a split are copies of one another."""
     corpus = text.corpus()
-    if split in corpus.statistics["splits"] and (copies := find_copies(corpus.documents(split))):
+    if split in corpus.statistics["splits"] and (copies := find_copies([*corpus.documents(split)])):
         yield describe_copies(copies, corpus.split(split).lengths, split, corpus.names(split))
 
 

@@ -97,7 +97,7 @@ class Decoder:
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, after those that begin every text of this model."""
-        tokens = np.array([*self.start, *encode_text(self.tokenizer, one_line_end(whole_characters(text)))], np.int64)
+        tokens = np.array([*self.start, *encode_text(self.tokenizer, as_stored(text))], np.int64)
         if len(tokens) and tokens.max() >= self.embedded:
             raise UserError(
                 f"the tokenizer has a token {tokens.max():,}, the model tokens 0 to {self.embedded - 1:,}: pass the model's own"
@@ -173,6 +173,11 @@ class Decoder:
             return tokens
         is_text = np.flatnonzero(tokens != self.tokenizer.pad_token_id)
         return tokens[: int(is_text[-1]) + 1] if len(is_text) else tokens
+
+
+def as_stored(text: str) -> str:
+    """Return a text as one is that was read from a file."""
+    return one_line_end(whole_characters(text))
 
 
 class Pieces:

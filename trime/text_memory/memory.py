@@ -20,13 +20,13 @@ from trime.common.checks import check_in_vocabulary, check_number, shown
 from trime.common.io import read_tensors, write_tensors
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
-from trime.data.datasets.files import Text, one_line_end, whole_characters
+from trime.data.datasets.files import Text
 from trime.data.notes import COPIED
 from trime.data.texts import path_list, read_files, read_texts
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
-from trime.text_memory.decoder import Decoder
+from trime.text_memory.decoder import Decoder, as_stored
 from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, TEXT_ORDERS, Experts, followers_of
 from trime.text_memory.mixing import ExplainedToken, confidence, mixed, parts_of, predict
 from trime.text_memory.page import write_page
@@ -82,9 +82,11 @@ class TextMemory:
         known, new, own, paths = self.store.documents(), {}, f"{self.folder.resolve()}/", path_list(paths)
         files = {file: found for file, found in read_files(paths, field) if not file.startswith(own)}
         texts = {text.name: text for found in files.values() for text in found}
-        gone = {name for name in known if name not in texts and file_of(name) in files}
-        places = tuple(f"{Path(path).expanduser().resolve()}/" for path in paths)
-        if missing := [name for name in known if name.startswith(places) and not os.path.exists(file_of(name))]:
+        file = {name: file_of(name) for name in known}
+        gone = {name for name in known if name not in texts and file[name] in files}
+        places = tuple(f"{path.expanduser().resolve()}/" for path in paths)
+        lost = {each for each in {*file.values()} - files.keys() if each.startswith(places) and not os.path.exists(each)}
+        if missing := [name for name in known if file[name] in lost]:
             log.warning("%d documents stay, whose files are gone: remove(%r) takes one out", len(missing), missing[0])
         for name, text in texts.items():
             checksum = checksum_of_text(text)
@@ -188,7 +190,7 @@ class TextMemory:
                 loss[name] = -Adaptive(TEMPERATURES, history=[], least_deviation=NOISE).fit(
                     without, fold, counts, seed, features
                 )
-        return Worth.of(texts, self.predicted_bytes(texts), masses, loss, self.near_copies(texts, scored))
+        return Worth.of(texts, sum(each.bytes for each in scored), masses, loss, self.near_copies(texts, scored))
 
     def evaluate(self, paths: str | Path | Iterable[str | Path], field: str = "text") -> Worth:
         """Return what the memories are worth on other texts, with the weights that were fitted."""
@@ -196,7 +198,7 @@ class TextMemory:
         scored = self.read_all(texts, experts)
         losses = torch.cat([-mixed(mixture, each) for each in scored])
         masses = concat_masses([each.masses for each in scored])
-        return Worth.of(texts, self.predicted_bytes(texts), masses, {"all": losses}, self.near_copies(texts, scored))
+        return Worth.of(texts, sum(each.bytes for each in scored), masses, {"all": losses}, self.near_copies(texts, scored))
 
     def score(self, text: str) -> Float[Tensor, " n"]:
         """Return the log-probability in nats of each token of a text after the ones before it; the first has none."""
@@ -213,8 +215,10 @@ class TextMemory:
         """Read texts with a progress bar, each as a document of its own."""
         scored = []
         for number, text in enumerate(Progress(texts, unit="text", desc="read")):
-            masses, features = self.read(self.tokens_of(text.content), experts)
-            scored.append(Scored(masses._replace(document=masses.document + number), features))
+            tokens = self.tokens_of(text.content)
+            read = self.read(tokens, experts)
+            masses = read.masses._replace(document=read.masses.document + number)
+            scored.append(read._replace(masses=masses, bytes=self.predicted_bytes(text.content, tokens)))
         return scored
 
     def held_out(self, paths: str | Path | Iterable[str | Path], field: str) -> list[Text]:
@@ -235,17 +239,12 @@ class TextMemory:
             raise UserError("there is no text to score: name files that are not in the memory")
         return new
 
-    def predicted_bytes(self, texts: list[Text]) -> int:
-        """Return the bytes of some texts that are predicted: without the first token, where none stands before it."""
-        total = sum(len(text.content.encode()) for text in texts)
-        if self.decoder.start:
-            return total
-        for text in texts:
-            first = self.decoder.text_of(self.decoder.encode(text.content)[:1])
-            # Some tokenizers begin each text with a space; a part of a character counts as all of it.
-            first = first if text.content.startswith(first) else first.lstrip(" ")
-            total -= len((first if text.content.startswith(first) else text.content[:1]).encode())
-        return total
+    def predicted_bytes(self, text: str, tokens: np.ndarray) -> int:
+        """Return the bytes of a text that its tokens predict: without the first one, where none stands before it."""
+        first = "" if self.decoder.start else self.decoder.text_of(tokens[:1])
+        # Some tokenizers begin each text with a space; a part of a character counts as all of it.
+        first = first if text.startswith(first) else first.lstrip(" ")
+        return len(text.encode()) - len((first if text.startswith(first) else text[:1]).encode())
 
     def near_copies(self, texts: list[Text], scored: list[Scored]) -> list[str]:
         """Return the names of texts of which most is in the memory word for word."""
@@ -348,7 +347,7 @@ class TextMemory:
         """Return the tokens of a part of a text; UserError where there are none."""
         if not text:
             raise UserError("an empty text occurs everywhere: pass at least one token")
-        return np.array(self.decoder.inside(one_line_end(whole_characters(text))), np.int64)
+        return np.array(self.decoder.inside(as_stored(text)), np.int64)
 
     @contextmanager
     def attach(self, model: Any) -> Iterator[None]:

@@ -18,10 +18,11 @@ NAMED = 5
 
 
 class Scored(NamedTuple):
-    """The experts' masses for the tokens of a text, and how sure the model was of each."""
+    """The experts' masses for the tokens of a text, and how sure the model was of each; of a whole text also its size."""
 
     masses: ExpertMasses
     features: Float[Tensor, "n f"]
+    bytes: int = 0  # of the text, that these tokens predict
 
 
 def resampled_parts(document: Int[Tensor, " n"], size: int) -> np.ndarray:

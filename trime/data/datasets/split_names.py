@@ -13,10 +13,12 @@ ALIASES = {  # names of a split's folder or file, in any case
     "test": ("test", "testing", "testset"),
 }
 WORDS = "|".join(chain(*ALIASES.values()))
-PLAIN = re.compile(rf"({WORDS})(\.(txt|md|raw|tokens|jsonl|ndjson|parquet|arrow))?(\.(gz|bz2|xz|zst))?")
+PACKED = r"(\.(gz|bz2|xz|zst))?"
+PLAIN = re.compile(rf"({WORDS})(\.(txt|md|raw|tokens|jsonl|ndjson|parquet|arrow))?{PACKED}")
 # As in wiki.train.tokens, train_set, train-00000-of-00002.parquet and test.en; not contest or trained.
 WITH_MORE = re.compile(
-    rf"((?P<prefix>.+)[\W_])?(?P<word>{WORDS})(?P<part>[\W_](?P<number>\d+)(-of-(?P<parts>\d+))?(?=\.|$))?(?P<rest>[\W_].*?)?(\.(gz|bz2|xz|zst))?"
+    rf"((?P<prefix>.+)[\W_])?(?P<word>{WORDS})"
+    rf"(?P<part>[\W_](?P<number>\d+)(-of-(?P<parts>\d+))?(?=\.|$))?(?P<rest>[\W_].*?)?{PACKED}"
 )
 
 

@@ -70,13 +70,13 @@ def stored_keys(g: Float[Tensor, "n d"], dtype: str, setting: str = "dtype") -> 
     Raises UserError for keys that are not finite, or that the type cannot hold; ``setting`` is the one that names it.
     """
     read_as = torch.float16 if dtype == "int8" else getattr(torch, dtype)  # see Keys.blocks
-    largest = float(g.abs().max()) if len(g) else 0.0
+    of_each = g.abs().amax(1)
+    largest = float(of_each.max()) if len(g) else 0.0
     if not math.isfinite(largest):
         raise UserError(f"{int((~g.isfinite()).any(1).sum())} of {len(g)} keys hold NaN or infinity: see what computed them")
     if largest > math.sqrt(torch.finfo(torch.float32).max / g.shape[1]):
         raise UserError(f"keys reach {largest:.3g}, so that their inner products overflow: scale keys and queries down")
-    columns = g.abs().amax(1)
-    if few := int(((columns > 0) & (columns < torch.finfo(read_as).tiny)).sum()):
+    if few := int(((of_each > 0) & (of_each < torch.finfo(read_as).tiny)).sum()):
         remedy = "" if dtype == "float32" else f', or set {setting}="float32"'
         raise UserError(
             f"{few} of {len(g)} keys are so small that {setting}={dtype} would round them to few digits or zero: scale keys "
@@ -89,7 +89,7 @@ def stored_keys(g: Float[Tensor, "n d"], dtype: str, setting: str = "dtype") -> 
         )
     if dtype != "int8":
         return {"g": g.to(read_as)}
-    scale = g.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+    scale = of_each.float()[:, None].clamp(min=1e-12) / 127
     return {"g": (g.float() / scale).round().to(torch.int8), "scale": scale.squeeze(1)}
 
 
@@ -150,7 +150,7 @@ class Datastore:
     def __init__(self, folder: str | Path):
         shards = Shards(Path(folder))
         self.token, self.document = shards.column("token"), shards.column("document")
-        stored = entries_of(Path(folder))
+        stored = entries_written(Path(folder))
         if len(self.token) < stored:
             raise UserError(f"{folder} has {len(self.token):,} of {stored:,} entries: copy the whole folder again")
         self.keys = Keys(shards)
@@ -209,7 +209,7 @@ class Datastore:
         return len(self.token)
 
 
-def entries_of(folder: Path) -> int:
+def entries_written(folder: Path) -> int:
     """Return how many entries a datastore was written with, 0 where an earlier version did not say; UserError if damaged."""
     file = folder / SUMMARY
     try:

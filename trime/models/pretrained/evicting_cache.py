@@ -132,9 +132,8 @@ class EvictingCache(LayerMemories, Cache):
         # Layers have more for a while, for a text that is read as a whole or for an answer.
         self.sizes = [layer.memory.keys.size for layer in layers]
         self.is_called = False  # by a call of the model that has not ended
-        self.is_broken = False  # by one that ended when some layers had read, and others had not
         self.layer: int | None = None  # whose new entries have come, and whose queries have not
-        self.inserted = set[int]()  # layers, in this call
+        self.inserted = set[int]()  # layers, in this call, or in one that ended before all had read
         self.seen = 0  # tokens, padding included
         self.mask: Bool[Tensor, "b s"] | None = None  # False for padding; None: there is none
         self.tokens: tuple[Int[Tensor, "b _"], ...] | None = ()  # of each call; None: a call gave embeddings in their place
@@ -270,7 +269,8 @@ class EvictingCache(LayerMemories, Cache):
 
     def reset(self) -> None:
         self.decoding, self.seen, self.mask, self.tokens = None, 0, None, ()
-        self.is_called = self.is_broken = False
+        self.is_called = False
+        self.inserted.clear()
         self.memories = [layer.layer if isinstance(layer, HeadMemories) else layer for layer in self.memories]
         for layer, size in zip(self.memories, self.sizes, strict=True):
             layer.reset()
@@ -484,7 +484,7 @@ def begin(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str,
         raise UserError(
             "a model that saves memory in training (gradient checkpointing) drops its cache: call model.eval() first"
         )
-    if cache.is_broken or (cache.is_called and cache.inserted):  # the latter after Ctrl-C
+    if cache.inserted:
         raise UserError(
             "the last call with this cache ended before all layers had read: cache.reset(), and read the text again"
         )
@@ -492,7 +492,6 @@ def begin(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str,
     if not cache.memories[0].model_rotates:  # at position 0 the model's rotation changes nothing
         kwargs["position_ids"] = torch.zeros_like(cache.position)
     cache.is_called, cache.layer = True, None
-    cache.inserted.clear()
     turn.attention = stack.config._attn_implementation
     stack.config._attn_implementation = IMPLEMENTATION
     READING.set(cache)
@@ -515,9 +514,11 @@ def end(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     turn.end(stack)
     if not was_replaced or not isinstance(cache, EvictingCache):
         return
-    cache.is_called, cache.is_broken = False, output is None and bool(cache.inserted)  # None: it ended by an error
-    if output is not None:
-        if len(cache.inserted) < len(cache):
+    cache.is_called = False
+    if output is not None:  # None: it ended by an error
+        missing = len(cache) - len(cache.inserted)
+        cache.inserted.clear()
+        if missing:
             raise UserError(f"{type(stack).__name__} is not supported: some of its layers have attention of their own")
         cache.seen += cache.position.shape[1]
         tokens = given(args, kwargs)
