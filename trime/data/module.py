@@ -123,6 +123,7 @@ def reading_of(reader: Any) -> dict[str, Any]:
         for name, value in vars(reader).items()
         if isinstance(value, str | int | float | bool | dict | list | None)
         and name not in ("path", "cache", "name", "own")
+        and not name.startswith("_")  # what it found in the files
         and not isinstance(getattr(type(reader), name, None), cached_property)
     }
     tokenizer = getattr(reader, "tokenizer", None)

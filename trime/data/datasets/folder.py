@@ -98,7 +98,7 @@ class Folder(Dataset):
                 f"dataset {self.name}: tokens={tokens} must give a number of tokens for each of {', '.join(SPLITS)}"
             )
         self.tokens, self.characters = tokens, tokenizer.characters
-        self.is_text = dict[Path, bool]()  # of files whose content was looked at, which packed ones must be unpacked for
+        self._holds_text = dict[Path, bool]()  # of files whose content was looked at, which packed ones must be unpacked for
         if self.is_file and not holds_text(file, field):
             raise UserError(
                 f"{file} is not text in UTF-8: convert it (iconv -f latin1 -t utf-8, for instance), or name another"
@@ -218,8 +218,8 @@ class Folder(Dataset):
         found = find_texts(entries, self.suffixes, {path.resolve() for path in self.lab_folders})
         if not self.any:
             return found
-        self.is_text |= {file: holds_text(file, self.field) for file in found.files if file not in self.is_text}
-        others = [file for file in found.files if not self.is_text[file]]
+        self._holds_text |= {file: holds_text(file, self.field) for file in found.files if file not in self._holds_text}
+        others = [file for file in found.files if not self._holds_text[file]]
         return Found([file for file in found.files if file not in {*others}], found.left_out + not_text(others))
 
     def describe(self, count: int, entries: list[Path], left_out: Counter[str]) -> str:
