@@ -111,6 +111,7 @@ def test_with_little_room_it_holds_little(settings: dict[str, Any], decoder: Pat
         ({"memory": 9, "recall": 0.5}, "recall=0.5"),
         ({"memory": 9, "pyramid": -1}, "pyramid=-1"),
         ({"policy": "TOVA", "memory": 9, "policy_settings": {"windows": 3}}, "TOVA does not take them"),
+        ({"memory": 9, "batch_size": "auto"}, "batch_size=auto"),
     ],
 )
 def test_impossible_arguments(settings: dict[str, Any], message: str, decoder: Path) -> None:

@@ -349,7 +349,9 @@ class Translation(Section):
         "objective", "what train.keep=best compares: the validation objective or BLEU"
     )
     sentences: Count | None = setting(None, "sentences to translate per split; null: all")
-    batch_size: Count = free(64, "sentences per batch of translation")
+    batch_size: Count = free(
+        64, "sentences per batch of translation; in bfloat16 another number may change a word here and there"
+    )
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ class TrimeHF(HFLM):  # type: ignore[misc]
             self.policy = kind(**policy_settings or {})
         except TypeError as error:
             raise UserError(f"policy_settings={shown(policy_settings)}: {kind.__name__} does not take them ({error})") from None
+        if memory and str(settings.get("batch_size")).startswith("auto"):
+            raise UserError("batch_size=auto tries sizes without a memory: name a number, such as --batch_size 1")
         super().__init__(pretrained=pretrained, **settings)
         self.memory, self.whole, self.beta = memory, whole, pyramid
         self.settings = {"chunk": chunk, "recall": recall or None, "per_head": HEADS[heads], "position": position}
