@@ -56,10 +56,14 @@ def scored_bytes(corpus: Corpus, split: str, segments: Segments) -> float:
     # Prepared by an older version: the split counts as one document.
     if sizes is None:
         sizes, offsets = np.array([corpus.statistics["splits"][split]["bytes"]]), offsets[[0, -1]]
-    # Only the bytes of documents are known. Their tokens share them by the lengths of their symbols and a space.
-    are_bytes = int(sizes.sum()) == len(text.tokens)
-    length = np.array([1 if are_bytes else len(symbol.encode()) + 1 for symbol in corpus.vocabulary.symbols])
-    before = np.concatenate([[0], np.cumsum(length[text.tokens])])  # summed lengths of the tokens before each
+    # Only the bytes of documents are known. Their tokens share them by their lengths: exactly those of tokens that are bytes,
+    # or byte pairs, whose symbols have a character for each byte; otherwise about as their symbols and a space have them.
+    symbols = corpus.vocabulary.symbols
+    ways = [[1] * len(symbols), [len(symbol) for symbol in symbols], [len(symbol.encode()) + 1 for symbol in symbols]]
+    for length in map(np.array, ways):
+        before = np.concatenate([[0], np.cumsum(length[text.tokens])])  # summed lengths of the tokens before each
+        if np.array_equal(np.diff(before[offsets]), sizes):
+            break
     of_documents = np.maximum(np.diff(before[offsets]), 1)
     bytes_before = np.concatenate([[0], np.cumsum(length[text.tokens] * np.repeat(sizes / of_documents, np.diff(offsets)))])
     first = segments.document_offset + segments.start

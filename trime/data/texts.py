@@ -38,7 +38,7 @@ def read_files(paths: str | Path | Iterable[str | Path], field: str = "text") ->
     package datasets saved); or one document, in UTF-8, UTF-16 or UTF-32. Others are left out and named in a warning; so are
     hidden files and text memories. Raises UserError where a path does not exist, a file is damaged, or a row has no such field.
     """
-    left_out, others = Counter[str](), list[Path]()
+    left_out, others, named, read = Counter[str](), list[Path](), dict[str, Path](), set[Path]()
     for path in path_list(paths):
         try:
             place = path.expanduser().resolve()
@@ -48,12 +48,18 @@ def read_files(paths: str | Path | Iterable[str | Path], field: str = "text") ->
         if not found_any:
             raise UserError(f"there is no file or folder {place}")
         found = find_texts(entries_of(place), ("",)) if place.is_dir() else None
-        for file in [place] if found is None else found.files:
+        for file in [place] if found is None else sorted(found.files, key=Path.is_symlink):
+            if file.is_symlink() and file.resolve() in read:
+                left_out["links to files that are read"] += 1
+                continue
+            if named.setdefault(name := printable(str(file)), file) != file:
+                raise UserError(f"{name} is the name of two files, apart from what is not UTF-8 in it: rename one")
+            read.add(file.resolve())
             texts = read_file(file, field)
             if texts is None:
                 others.append(file)
             else:
-                yield printable(str(file)), [text._replace(content=one_line_end(text.content)) for text in texts]
+                yield name, [text._replace(content=one_line_end(text.content)) for text in texts]
         left_out += found.left_out if found else Counter()
     if left_out or others:
         log.warning("left out: %s", in_words(left_out + not_text(others)))

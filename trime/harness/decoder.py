@@ -96,6 +96,8 @@ class TrimeHF(HFLM):  # type: ignore[misc]
         return EvictingCache(self.model, sizes, self.policy, **self.settings)
 
     def _model_call(self, inps: Int[Tensor, "b l"], **settings: Any) -> Float[Tensor, "b l v"]:
+        if 0 < self.memory < 1 or self.beta:  # what was asked and a choice are one text here
+            raise UserError("a share of a prompt, or a pyramid, is for tasks that write: name a number of entries, memory=N")
         if (cache := self.cache_for(inps.shape[1])) is None:
             return super()._model_call(inps, **settings)
         if self.whole:

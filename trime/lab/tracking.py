@@ -52,6 +52,7 @@ def log_results(logger: Logger, results: ScoredRun, samples: list[Sample], figur
     for split, rows in results.metrics.items():
         metrics |= {f"{split}/{row.memories}": row.perplexity for row in rows}
         metrics |= {f"{split}/perplexity": rows[-1].perplexity, f"{split}/loss": rows[-1].loss}
+        metrics |= {f"{split}/bleu": row.bleu for row in rows[-1:] if row.bleu is not None}
     logger.log_metrics(metrics)
     if isinstance(logger, WandbLogger):
         table = run_table(results)

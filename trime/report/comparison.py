@@ -72,7 +72,20 @@ class Comparison(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Return what is to be known of the text, of the table's columns and marks, and of the order of pairs."""
-        return [*tables.text_notes(self.runs[0]), *self.footnotes, *filter(None, [self.verdicts])]
+        return [*self.text_notes, *self.footnotes, *filter(None, [self.verdicts])]
+
+    @property
+    def text_notes(self) -> list[str]:
+        """Return the warnings of all runs, those that are not of all with the names of their runs."""
+        names: dict[str, list[str]] = {}
+        for run in self.runs:
+            for note in tables.text_notes(run):
+                names.setdefault(note, []).append(run.name)
+        shared = Counter(run.name for run in self.runs)
+        return [
+            note if Counter(of_note) == shared else f"{', '.join(dict.fromkeys(of_note))}: {note}"
+            for note, of_note in names.items()
+        ]
 
     @property
     def verdicts(self) -> str:
@@ -87,7 +100,7 @@ class Comparison(NamedTuple):
         return "\n\n".join([*shown, *self.notes]) + "\n"
 
     def sections(self, figures: dict[str, Figure]) -> list[Section]:
-        note = " ".join([f"{tables.text_facts(self.runs[0])}. The best run comes first.", *tables.text_notes(self.runs[0])])
+        note = " ".join([f"{tables.text_facts(self.runs[0])}. The best run comes first.", *self.text_notes])
         results: Panel = partial(compare_panel, groups=self.groups)
         panels = [results, *policies_panels(self.groups), *curves_panels(self.runs)]
         sections = [Section(self.title, note, [self.table], footnotes=self.footnotes)]

@@ -70,6 +70,7 @@ class Table(NamedTuple):
 
 def markdown(header: list[str], lines: TableRows) -> str:
     """Return a Markdown table with aligned columns, those of numbers to the right."""
+    header, *lines = [[cell.replace("|", "\\|") for cell in line] for line in [header, *lines]]
     widths = [max(2, *(len(line[i]) for line in [header, *lines])) for i in range(len(header))]
     right = Table(header, lines).numeric
     rule = ["-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True)]

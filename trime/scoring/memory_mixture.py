@@ -45,7 +45,7 @@ def window_of(
     check_floats("logits", logits, 2)
     check_whole_numbers("targets", targets, 1)
     check_device(g=g, logits=logits, targets=targets)
-    size, scored = len(targets), len(logits)
+    targets, size, scored = targets.long(), len(targets), len(logits)
     if not 1 <= scored <= size == len(g):
         raise UserError(
             f"{len(g)} rows of g, {size} targets, {scored} rows of logits: there must be a target for each row "

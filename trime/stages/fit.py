@@ -75,7 +75,7 @@ class Fit(Artefact):
         if not self.trainer.updates:  # a pretrained model, unchanged
             return [need.fingerprint for need in self.needs()], self.weights
         content, model = super().identity(), self.task.model
-        if self.keep == "best":
+        if self.keep == "best" or self.trainer.callbacks:  # which may read it
             content["validation"] = [self.validate_every, self.task.validate_tokens]
         if model.memory() and not model.is_pretrained:
             content["memory"] = [self.memory_size, self.eviction]

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from trime.errors import UserError
 from trime.models.pretrained.loading import identity_of_model, positions_of, unwrapped
 from trime.models.pretrained.tokenizer import encode_text, prompt_frame
 
+PROBE = Path(__file__).with_name("probe.txt")  # a text on which the scale of contexts is measured, whatever is stored
 SCORES = 2**24  # log-probabilities that are held at once
 ANCHOR = "a"  # decoded before a token, so that the space that the token begins with is not dropped
 
@@ -136,6 +138,8 @@ class Decoder:
         words = xxhash.xxh3_64()
         for word, number in sorted(self.tokenizer.get_vocab().items()):
             words.update(f"{number} {word}\n".encode())
+        # Others may have the same vocabulary, and cut text otherwise or begin it with another token.
+        words.update(str([self.start, encode_text(self.tokenizer, PROBE.read_text(encoding="utf-8"))]).encode())
         return {"model": identity_of_model(self.model), "tokenizer": words.hexdigest()}
 
     def text_of(self, tokens: Any) -> str:

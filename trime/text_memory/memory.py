@@ -26,7 +26,7 @@ from trime.data.texts import path_list, read_files, read_texts
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
-from trime.text_memory.decoder import Decoder, as_stored
+from trime.text_memory.decoder import PROBE, Decoder, as_stored
 from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, TEXT_ORDERS, Experts, followers_of
 from trime.text_memory.mixing import ExplainedToken, confidence, mixed, parts_of, predict
 from trime.text_memory.page import write_page
@@ -38,7 +38,6 @@ from trime.text_memory.worth import Scored, Worth
 log = logging.getLogger(__name__)
 
 WEIGHTS, SCALE = "weights.safetensors", "scale.safetensors"
-PROBE = Path(__file__).with_name("probe.txt")  # a text on which the scale of contexts is measured, whatever is stored
 FOLDS = 8
 MEND = "delete it, and fit the memory again"
 NOISE = 0.02  # nats: a feature that varies less, as of an untrained model, holds rounding errors

@@ -16,14 +16,14 @@ import pytorch_lightning as pl
 from hydra.utils import instantiate
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.callbacks import Checkpoint, ProgressBar
+from pytorch_lightning.callbacks import Checkpoint, ProgressBar, StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from trime.common.identity import Free
 from trime.common.io import plain
 from trime.common.progress import Progress
 from trime.errors import UserError
-from trime.training.callbacks.checkpoints import Checkpoints
+from trime.training.callbacks.checkpoints import BestWeights, Checkpoints
 from trime.training.hardware import Hardware, training_products
 
 log = logging.getLogger(__name__)
@@ -59,12 +59,21 @@ class TrainerSettings:
             callback = instantiate(settings, _convert_="all")
             if not isinstance(callback, pl.Callback):
                 raise UserError(f"callbacks.{name}: {settings['_target_']} is not a Lightning callback")
+            if isinstance(callback, StochasticWeightAveraging):
+                raise UserError(
+                    f"callbacks.{name} sets the rate of learning by epochs, of which there are none: use EMAWeightAveraging"
+                )
             callbacks.append(callback)
         return callbacks
 
     def build(self, stage: str, folder: Path, callbacks: list[pl.Callback], arguments: dict[str, Any]) -> pl.Trainer:
         """Return Lightning's trainer with ``arguments`` and all that was added; UserError where it refuses an argument."""
         further, hardware = self.added_callbacks(), self.hardware
+        if any(isinstance(each, WeightAveraging) for each in further) and any(
+            isinstance(each, BestWeights) for each in callbacks
+        ):
+            # Lightning takes the averages back before BestWeights can read them.
+            raise UserError("a callback that averages weights needs train.keep=last: the best ones are those before averaging")
         own_bar = hardware.progress_bar and not any(isinstance(one, ProgressBar) for one in further)
         saving = Checkpoints(folder / "checkpoints", self.checkpoint_every)
         # Checkpoints come last, since they save the states of the callbacks before them.

@@ -19,7 +19,7 @@ from trime.common.types import Contexts, Float, Int, LogMass, Tensor, TokenPosit
 from trime.errors import UserError
 from trime.memory.training.distributed import first_row
 from trime.memory.training.in_batch import InBatch
-from trime.memory.training.visibility import Local, Visibility
+from trime.memory.training.visibility import Local, Long, Visibility
 from trime.scoring.mixtures.joint import joint_log_prob
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -64,6 +64,9 @@ def trime_loss(
     check_choice("reduction", reduction, REDUCTIONS)
     if visibility is not None:
         check_object("visibility", visibility, Visibility, "Local()")
+    if isinstance(visibility, Long) and start is None and document is not None and len(document.unique()) < len(document):
+        raise UserError("Long() needs start where rows are segments of one document: the position of each row's first token")
+    targets = targets.long()
     rows, length = targets.shape
     row = first_row(rows, g.device) + torch.arange(rows, device=g.device)
     document, start = row if document is None else document, torch.zeros_like(row) if start is None else start

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain, cycle
 from typing import Any
@@ -146,7 +147,8 @@ class RaySearch:
     def close(self) -> None:
         """Stop the workers and free their resources."""
         for worker in self.workers:
-            self.ray.kill(worker)
+            with suppress(self.ray.exceptions.ActorHandleNotFoundError):  # of a session of Ray that has ended
+                self.ray.kill(worker)
         open_searches.clear()
 
 

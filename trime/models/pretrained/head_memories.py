@@ -96,7 +96,9 @@ class HeadMemories(LayerMemory):
         return {f"{head} {name}": tensor for head, part in enumerate(self.parts) for name, tensor in part.tensors().items()}
 
     def __copy__(self) -> HeadMemories:
-        return self.with_parts([copy.copy(part) for part in self.parts])
+        other = self.with_parts([copy.copy(part) for part in self.parts])
+        other.layer = copy.copy(self.layer)  # which reads the next text
+        return other
 
     def with_parts(self, parts: list[LayerMemory]) -> HeadMemories:
         """Return this layer, at its present size, with other memories of its heads."""

@@ -150,13 +150,14 @@ def empty_cache(model: Any) -> Any:
 
 
 def identity_of_model(model: Any) -> str:
-    """Return what tells this model from others of its class: weights, settings of rotation, and adapters that are in use.
+    """Return what tells this model from others of its class: weights, settings of rotation and windows, adapters in use.
 
     It does not depend on the type of the weights.
     """
     weights = xxhash.xxh3_64()
-    rotation = getattr(unwrapped(model).config, "rope_parameters", None)
-    weights.update(json.dumps(rotation, sort_keys=True, default=str).encode())
+    config = unwrapped(model).config
+    settings = {name: getattr(config, name, None) for name in ("rope_parameters", "sliding_window", "layer_types")}
+    weights.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in model.state_dict().items():
         flat = tensor.detach().flatten()
         sample = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].to("cpu", torch.bfloat16)

@@ -50,6 +50,7 @@ def interpolate(
 ) -> Float[Tensor, "*s n"]:
     """Return log((1 - share) P + share P'), where P' is the memory's own softmax; an empty memory leaves P.
 
+    A share of exactly 0 or 1 leaves one of the two, and gets no gradient.
     Raises UserError for a share outside of [0, 1], or for shapes that cannot be broadcast.
     """
     check_object("memory", memory, LogMass, "LogMass(target, total)")
@@ -61,5 +62,8 @@ def interpolate(
     check_broadcast(base=base, target=memory.target, total=memory.total, share=share)
     empty = memory.total.isinf()
     log_probability = memory.target - torch.where(empty, 0, memory.total)
-    mixed = torch.logaddexp(base + torch.log1p(-share), log_probability + share.log())
-    return torch.where(empty, base, mixed)
+    # Where a share is 0 or 1 its logarithm is infinite, and the gradient would be NaN even if the result were replaced.
+    none, all_of_it = empty | (share == 0), share == 1
+    inner = torch.where(none | all_of_it, 0.5, share)
+    mixed = torch.logaddexp(base + torch.log1p(-inner), torch.where(empty, base, log_probability) + inner.log())
+    return torch.where(none, base, torch.where(all_of_it, log_probability, mixed))

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from trime.common.types import Bool, Contexts, Float, LogMass, Tensor
 from trime.memory.similarity import as_inner_products
@@ -91,6 +92,7 @@ class _Blockwise(torch.autograd.Function):
         return target, total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         query, memory, divisor, *masses = ctx.saved_tensors
         grad_query = torch.zeros_like(query)
