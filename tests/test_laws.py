@@ -284,3 +284,15 @@ def test_a_gate_sets_the_memories_share() -> None:
     alone = LogMass(found[0].target.clone().requires_grad_(), found[0].total.clone().requires_grad_())
     joint_log_prob(gated, [alone]).sum().backward()
     assert all(own.grad is not None and own.grad.isfinite().all() for own in (alone.target, alone.total))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_sure_share_has_finite_gradients(share: float) -> None:
+    """The second memory is empty, the third lacks the word."""
+    base, total = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.tensor([0.0, -math.inf, 0.0])
+    target, gate = torch.tensor([-4.0, -math.inf, -5.0]), torch.tensor([share], requires_grad=True)
+    mixed = interpolate(base, LogMass(target, total), gate)
+    mixed.sum().backward()
+    assert mixed.tolist() == ([-1, -2, -3] if share == 0 else [-4, -2, -5])
+    assert base.grad is not None and base.grad.tolist() == ([1, 1, 1] if share == 0 else [0, 1, 0])
+    assert gate.grad is not None and float(gate.grad) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 from omegaconf import DictConfig
 
 from trime.data.byte_pairs import BytePairs
+from trime.data.corpus import Corpus, build_corpus
+from trime.data.datasets.folder import Folder
+from trime.data.segments import cut, scored_bytes
+from trime.data.vocabulary import Vocabulary
 from trime.lab.runner import run
 from trime.stages.graph import Graph
 
@@ -35,6 +40,19 @@ def test_text_comes_back_as_it_was(learned: BytePairs, tmp_path: Path) -> None:
         assert again.text([symbol for part in again.tokens(lines) for symbol in part]) == b"".join(lines).decode()
         assert {*symbols} <= {*learned.pieces.get_vocab()}
     assert 256 < len(learned.pieces.get_vocab()) <= 318 and "Ġthe" in learned.pieces.get_vocab()
+
+
+def test_bytes_of_a_part_are_exact(learned: BytePairs, text_folder: Path, tmp_path: Path) -> None:
+    """Whatever letters it has: a character of a symbol is a byte."""
+    (text_folder / "test" / "0.txt").write_text("the cat sat\n" * 5 + "東京の猫\n" * 5)
+    dataset = Folder(str(text_folder), learned)
+    build_corpus(dataset, tmp_path, Vocabulary.from_counts(Counter(dict.fromkeys(learned.pieces.get_vocab(), 0)), None, 0))
+    corpus = Corpus(tmp_path)
+    text, symbols = corpus.split("test"), corpus.vocabulary.symbols
+    for segments in (cut(text.offsets, 8).take([number]) for number in range(3)):
+        first = int((segments.document_offset + segments.start)[0])
+        scored = text.tokens[first + int(segments.context[0]) : first + int(segments.length[0])]
+        assert scored_bytes(corpus, "test", segments) == pytest.approx(sum(len(symbols[token]) for token in scored))
 
 
 def test_a_run_on_byte_pairs(tiny: Callable[..., DictConfig], text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

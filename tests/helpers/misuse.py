@@ -96,6 +96,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a pyramid of nothing": lambda: trime.pyramid(0, 2),
     "a share of recent entries above 1": lambda: trime.H2O(recent=1.5),
     "limits in the wrong order": lambda: trime.Clipped(2, 1),
+    "segments of a document without start": lambda: loss(visibility=trime.Long(), document=torch.zeros(2, dtype=torch.long)),
     "a share above 1": lambda: trime.interpolate(torch.zeros(3), mass, share=1.5),
     "log-probabilities of another shape": lambda: trime.interpolate(torch.zeros(4), mass, share=0.5),
     "a mass that is NaN": lambda: trime.joint_log_prob(mass, [LogMass(torch.full((3,), NAN), torch.zeros(3))]),

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from tests.helpers.results import group_of, grouped, made, scored
 from trime.common.types import Contexts, LogMass, TokenPosition
 from trime.memory.inference.base import Window
 from trime.report.bootstrap import difference
-from trime.report.comparison import compare_picture, compare_table, order_table
+from trime.report.comparison import compare_picture, compare_runs, compare_table, order_table
 from trime.report.groups import group_labels, rank_groups
 from trime.report.run_result import without_paths
 from trime.report.tables import EDGE, run_table, text_notes
@@ -208,3 +209,10 @@ def test_results_that_are_no_numbers_are_named_and_rank_last(tmp_path: Path) -> 
     (note,) = [note for note in text_notes(scored(runs[1])) if "NaN" in note]
     assert note.startswith("Results of vocabulary are not finite")
     assert compare_picture([groups], tmp_path / "picture.png").is_file()
+
+
+def test_warnings_of_every_run_are_told() -> None:
+    """Those that are not of all runs, with the names of theirs."""
+    runs = [scored(made("a", 0, [4.0])), scored(made("b", 0, [5.0]) | {"duplicates": ["half of it is in train"]})]
+    notes = compare_runs(runs, OmegaConf.create({"against": "a", "published": {}, "show_published": "never"})).text_notes
+    assert "b: half of it is in train" in notes and text_notes(runs[0])[0] in notes

@@ -20,7 +20,7 @@ from trime.report.comparison import compare_table
 from trime.report.page import sample_sections
 from trime.report.passages import WIDTH, Entry, Sample, SampledToken, entry_lines, save_passages
 from trime.report.run_result import AnsweringRun, ScoredText
-from trime.report.tables import to_csv
+from trime.report.tables import markdown, to_csv
 from trime.stages.collect import with_bits
 
 
@@ -135,3 +135,7 @@ def test_a_picture_is_drawn_of_any_text(sample: Sample, tmp_path: Path) -> None:
         path = save_passages([sample, sample], "two passages", tmp_path / "passages.png")
     assert path.stat().st_size > 5000
     assert {file.suffix for file in tmp_path.iterdir()} == {".png", ".svg", ".pdf"}
+
+
+def test_a_bar_in_a_name_parts_no_cells() -> None:
+    assert markdown(["row", "value"], [["a|b", "1"]]).splitlines()[-1] == r"| a\|b |     1 |"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import html
 import json
 import math
+import os
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 import trime
 from tests.conftest import ROOT
-from tests.helpers.decoders import FAMILIES, model_of, sentencepiece_of, take_weights, text_of, tokenizer_of
+from tests.helpers.decoders import FAMILIES, model_of, sentencepiece_of, take_weights, text_of, tokenizer_of, write_texts
 from trime.errors import UserError
 from trime.models.pretrained.loading import identity_of_model
 from trime.text_memory.memory import TextMemory
@@ -565,3 +568,30 @@ def test_a_prompt_of_a_batch_is_continued_as_alone(fitted: TextMemory) -> None:
     """Though the end of another is written again in more tokens."""
     prompts = ["    def lock_queue(self, ", "    def naive_unknownwordhere"]
     assert fitted.generate(prompts, max_new_tokens=5) == [fitted.generate(prompt, max_new_tokens=5) for prompt in prompts]
+
+
+def test_a_tokenizer_that_cuts_text_otherwise_is_refused(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Whatever its vocabulary; and so is a model of another window."""
+    TextMemory(model, tokenizer, tmp_path, knn=False)
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    other = copy.deepcopy(tokenizer)
+    state["model"]["merges"] = state["model"]["merges"][:9]
+    other._tokenizer = Tokenizer.from_str(json.dumps(state))
+    assert other.get_vocab() == tokenizer.get_vocab()
+    with pytest.raises(UserError, match="another tokenizer"):
+        TextMemory(model, other, tmp_path, knn=False)
+    small, large = (model_of("Mistral", len(tokenizer), sliding_window=window) for window in (8, 400))
+    assert identity_of_model(small) != identity_of_model(large)
+
+
+def test_a_link_beside_its_file_is_not_another_document(
+    model: Any, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, texts = TextMemory(model, tokenizer, tmp_path / "memory", knn=False), tmp_path / "texts"
+    (file,) = write_texts(texts, range(1, 2)).iterdir()
+    (texts / "a_link.py").symlink_to(file)
+    assert memory.add(texts) == 1 and memory.names == [str(file)] and "1 links to files" in caplog.text
+    for name in (b"M\xfcller.txt", b"M\xf6ller.txt"):
+        Path(os.fsdecode(os.fsencode(texts) + b"/" + name)).write_text("text")
+    with pytest.raises(UserError, match="is the name of two files"):
+        memory.add(texts)

@@ -128,6 +128,19 @@ def test_training_may_stop_early(tiny: Tiny, tmp_path: Path) -> None:
     train(config)
     report = json.loads((Graph(config).model.path() / "train.json").read_text())
     assert report["updates"] == report["kept_update"] == 4
+    config.train.validate_every = 5  # it stops at another validation
+    train(config)
+    assert json.loads((Graph(config).model.path() / "train.json").read_text())["updates"] == 10
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [("EMAWeightAveraging", "needs train.keep=last"), ("StochasticWeightAveraging, swa_lrs: 0.1", "learning rates by epochs")],
+)
+def test_callbacks_that_would_be_undone_are_refused(callback: str, message: str, tiny: Tiny, tmp_path: Path) -> None:
+    added = f"+callbacks.one={{_target_: pytorch_lightning.callbacks.{callback}}}"
+    with pytest.raises(UserError, match=message):
+        train(tiny("experiment=vanilla", "dataset.modules=20", added, f"paths.outputs={tmp_path}"))
 
 
 @pytest.mark.parametrize("argument", ["limit_train_batches", pytest.param("overfit_batches", marks=pytest.mark.slow)])

@@ -194,8 +194,11 @@ class LoadedModel:
         """
         serve(self.writer, port)
 
-    def explain(self, prompt: str, max_new_tokens: int = 20, entries: int = 3, **settings: Any) -> list[GeneratedToken]:
-        """Return the generated tokens with the parts of their probability and the entries that contributed most."""
+    def explain(
+        self, prompt: str, max_new_tokens: int = 20, entries: int = 3, seed: int = 0, **settings: Any
+    ) -> list[GeneratedToken]:
+        """Return the tokens that ``generate`` writes, the parts of their probability, and the entries that contributed most."""
+        check_number("seed", seed, whole=True)
         writer = self.start(max_new_tokens=max_new_tokens, entries=entries, **settings)
         writer.continuation.read(self.token_ids(prompt))
-        return [*writer.write(explain=True)]
+        return [*writer.write(explain=True, seed=seed)]

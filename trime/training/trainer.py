@@ -61,7 +61,7 @@ class TrainerSettings:
                 raise UserError(f"callbacks.{name}: {settings['_target_']} is not a Lightning callback")
             if isinstance(callback, StochasticWeightAveraging):
                 raise UserError(
-                    f"callbacks.{name} sets the rate of learning by epochs, of which there are none: use EMAWeightAveraging"
+                    f"callbacks.{name} sets learning rates by epochs, and a training here has none: use EMAWeightAveraging"
                 )
             callbacks.append(callback)
         return callbacks

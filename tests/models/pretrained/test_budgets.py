@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +233,14 @@ def test_impossible_texts(llama: Any, tokens: torch.Tensor) -> None:
         trime.pyramid(10, 4, beta=100)
     with pytest.raises(UserError, match="between 0 and 1"):
         trime.AdaKV(2.0)
+
+
+def test_copies_read_apart_after_a_reset(llama: Any, tokens: torch.Tensor) -> None:
+    cache = EvictingCache(llama, SIZE, trime.TOVA(), chunk=4, per_head=trime.AdaKV())
+    cache.read(llama, tokens, whole=True)
+    other = copy.deepcopy(cache)
+    for each in (cache, other):
+        each.reset()
+    with torch.no_grad():
+        llama(tokens, past_key_values=cache)
+    assert (cache.rows, other.rows) == (len(tokens), 0)

@@ -429,3 +429,16 @@ def test_what_is_no_decoder_of_text_is_refused() -> None:
         EvictingCache("gpt2", SIZE, trime.FIFO())
     with pytest.raises(UserError, match="language model"):
         EvictingCache(torch.nn.Linear(2, 2), SIZE, trime.FIFO())
+
+
+@pytest.mark.parametrize("size", [SIZE, 64])
+def test_what_inference_mode_read_goes_on(size: int, folder: Path) -> None:
+    """In generate, which is no inference mode; as transformers' own cache does."""
+    model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 30))
+    one, other = (EvictingCache(model, size, TOVA(Softmax()), chunk=CHUNK) for _ in range(2))
+    with torch.inference_mode():
+        model(tokens, past_key_values=one)
+    with torch.no_grad():
+        model(tokens, past_key_values=other)
+        read, expected = (model(tokens[:, :5], past_key_values=each).logits for each in (one, other))
+    assert torch.equal(read, expected)

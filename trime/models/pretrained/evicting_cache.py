@@ -151,6 +151,8 @@ class EvictingCache(LayerMemories, Cache):
                 f"the cache holds {self.rows} texts and {len(tokens)} are continued: for beams, call "
                 "cache.batch_repeat_interleave(number of beams) after read"
             )
+        if self.rows and self.memories[0].columns[0].is_inference() and not torch.is_inference_mode_enabled():
+            self.take_rows(torch.arange(self.rows))  # what was read there cannot be changed in place here
         if position is not None:
             self.begin(position, bool((position < 0).any()))
             return
