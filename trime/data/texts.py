@@ -49,12 +49,13 @@ def read_files(paths: str | Path | Iterable[str | Path], field: str = "text") ->
             raise UserError(f"there is no file or folder {place}")
         found = find_texts(entries_of(place), ("",)) if place.is_dir() else None
         for file in [place] if found is None else sorted(found.files, key=Path.is_symlink):
-            if file.is_symlink() and file.resolve() in read:
+            target = file.resolve()
+            if file.is_symlink() and target in read:
                 left_out["links to files that are read"] += 1
                 continue
             if named.setdefault(name := printable(str(file)), file) != file:
                 raise UserError(f"{name} is the name of two files, apart from what is not UTF-8 in it: rename one")
-            read.add(file.resolve())
+            read.add(target)
             texts = read_file(file, field)
             if texts is None:
                 others.append(file)

@@ -24,7 +24,7 @@ from trime.errors import UserError
 from trime.models.pretrained.loading import identity_of_model, positions_of, unwrapped
 from trime.models.pretrained.tokenizer import encode_text, prompt_frame
 
-PROBE = Path(__file__).with_name("probe.txt")  # a text on which the scale of contexts is measured, whatever is stored
+PROBE = Path(__file__).with_name("probe.txt")  # a text that tells tokenizers apart and gives the scale of contexts
 SCORES = 2**24  # log-probabilities that are held at once
 ANCHOR = "a"  # decoded before a token, so that the space that the token begins with is not dropped
 
