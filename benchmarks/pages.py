@@ -80,7 +80,7 @@ class Results:
     def printed(self) -> str:
         """Return the table and the verdict that the run of the first seed ends with."""
         run = scored_runs([run_from_json(self.kept[0])])[0]
-        return ending(run_lines(run, run_table(run)), run_verdict(run), (), "").strip("\n")
+        return ending(run_verdict(run), run_lines(run, run_table(run)), (), "").strip("\n")
 
     def row(self, index: int) -> Results:
         """Return another row: 0 is the vocabulary alone, -1 the last."""

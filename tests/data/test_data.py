@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -89,6 +90,57 @@ def test_stdlib_is_real_text_split_by_name() -> None:
     for split in limited.splits():
         assert {d.name for d in limited.documents(split)} <= names[split]
     assert full.fingerprint() == StandardLibrary().fingerprint() != limited.fingerprint()
+
+
+def test_no_document_of_stdlib_is_a_near_copy_of_an_earlier_one() -> None:
+    """The rule, written again with sets: a quarter of a document's words at most lies in runs of 12 that an earlier one has."""
+    dataset, seen, dropped, kept = StandardLibrary(), set[tuple[str, ...]](), 0, dict.fromkeys(SPLITS, 0)
+    for split in ("test", "valid", "train"):
+        names = {document.name for document in dataset.kept_documents(split)}
+        for document in dataset.documents(split):
+            words = re.findall(r"\w+", b"".join(document.lines).decode("utf-8", "replace"))
+            words += [""] * (12 - len(words))
+            runs = [tuple(words[place : place + 12]) for place in range(len(words) - 11)]
+            copied = {place + offset for place, run in enumerate(runs) if run in seen for offset in range(12)}
+            assert (document.name in names) == (len(copied) <= 0.25 * len(words)), document.name
+            if document.name in names:
+                seen.update(runs)
+                kept[split] += 1
+            else:
+                dropped += 1
+    assert kept["valid"] >= 30 and kept["test"] >= 30 and dropped > 50
+    assert f"{dropped:,} near copies left out" in dataset.notes()[1]
+    everything = StandardLibrary(copies="say")
+    assert len(everything.notes()) == 1 and sum(1 for split in SPLITS for _ in everything.kept_documents(split)) > sum(
+        kept.values()
+    )
+
+
+def test_near_copies_of_own_text_are_dropped_where_training_text_repeats_test(tmp_path: Path) -> None:
+    story = " ".join(f"word{number}" for number in range(60))
+    texts = {
+        "train/a": story,
+        "train/b": "short text",
+        "train/c": " ".join(f"other{n}" for n in range(60)),
+        "valid/v": "short text",
+    }
+    texts |= {"test/t": story + " and an end"}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.txt").write_text(text + "\n")
+    folder = Folder(str(tmp_path), Words(), copies="drop")
+    assert [document.name for split in SPLITS for document in folder.kept_documents(split)] == [
+        "train/c.txt",
+        "valid/v.txt",
+        "test/t.txt",
+    ]
+    assert "2 near copies left out" in folder.notes()[1] and folder.size("train") == len(texts["train/c"]) + 1
+    (tmp_path / "train" / "c.txt").unlink()
+    folder = Folder(str(tmp_path), Words(), copies="drop")
+    with pytest.raises(UserError, match="train holds near copies of other documents only: set dataset.copies=say"):
+        [*folder.kept_documents("train")]
+    with pytest.raises(UserError, match="choose one of say, drop"):
+        Folder(str(tmp_path), Words(), copies="remove")
 
 
 def test_folder_split_by_ratio_and_seed(tmp_path: Path) -> None:

@@ -60,7 +60,6 @@ LANGUAGE_MODEL: dict[str, frozenset[str]] = {
     "evaluate.dtype": frozenset({"valid", "test"}),
     "evaluate.rows": frozenset({"grid"}),
     "evaluate.all_rows": frozenset({"grid"}),
-    "evaluate.interpolate": frozenset({"grid"}),
     "evaluate.subsets": frozenset({"subset_mixtures", "subsets"}),
     "evaluate.scaled_interpolation": SCORED,
     "datastore.split": frozenset({"store"}),

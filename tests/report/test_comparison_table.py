@@ -124,13 +124,15 @@ def test_one_document_and_one_seed_have_no_interval() -> None:
     assert found.value < 0 and math.isnan(found.low) and not found.significant and "no interval" in str(found)
 
 
-@pytest.mark.parametrize(("documents", "verdict"), [(9, "no verdict: 9 resampled, 10 needed"), (10, "")])
+@pytest.mark.parametrize(("documents", "verdict"), [(9, "too few"), (10, "")])
 def test_few_units_get_no_verdict(documents: int, verdict: str) -> None:
     """The difference and its interval are shown, but not that one is better."""
     one, other = (group_of([made(name, 0, [loss] * documents)]) for name, loss in (("a", 4.0), ("b", 5.0)))
     found = difference(one, other)
     assert found.high < 0 and str(found) == f"{found.value:+.2f} {found.interval} {verdict}".strip()
     assert found.significant == found.has_verdict == (not verdict)
+    seeds = [[made(name, seed, [loss] * documents) for seed in range(3)] for name, loss in (("a", 4.0), ("b", 5.0))]
+    assert difference(*map(group_of, seeds)).has_verdict == (not verdict), "the text of several seeds is the same text"
 
 
 def test_the_papers_order_is_compared_pair_by_pair() -> None:

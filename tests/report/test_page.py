@@ -20,7 +20,7 @@ from tests.helpers.browser import in_a_browser, seen_at
 from tests.helpers.runs import SharedRun
 from trime.report.page import Page, Section, sample_sections, write_page
 from trime.report.passages import Sample
-from trime.report.tables import Table
+from trime.report.tables import Table, row_name
 from trime.stages.graph import Graph
 from trime.stages.samples.text_samples import passages, samples_of
 
@@ -64,7 +64,7 @@ def test_a_page_needs_no_other_file(ran: tuple[Graph, str]) -> None:
     assert "@import" not in text and not re.findall(r"url\((?!#)", text)
     results = json.loads((graph.run_folder / "results.json").read_text())
     for row in results["metrics"]["test"]:
-        assert f">{row['memories']}<" in text and f">{row['perplexity']:.2f}<" in text
+        assert f">{row_name(row['memories'])}<" in text and f">{row['perplexity']:.2f}<" in text
     assert text.count("<svg") > 8 and len(text) < 800_000
     assert "#000000" not in text and "prefers-color-scheme: dark" in text and "currentColor" in text
 

@@ -7,7 +7,6 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_
 Metric = Literal["ip", "l2", "cosine"]  # of similarity
 METRICS = get_args(Metric)
 Dtype = Literal["float16", "bfloat16", "float32"]
-Interpolated = Literal["datastore", "all"]  # the memories of Eq. 8's P_kNN
 Extension = Literal["lm_infinite", "interpolation", "ntk", "yarn", "none"]  # of positions beyond those a pretrained model knows
 EXTENSIONS = get_args(Extension)
 TopKSearch = Literal["exact", "buckets"]  # of the entries that a query of a pretrained model attends to

@@ -19,8 +19,9 @@ from trime.config.schema import Settings
 
 
 def last_memory(rows: Any) -> str:
-    """Return the last memory in the softmax of the last row of results, as part of a name; ``cache`` where it interpolates."""
-    return "cache" if rows[-1].get("interpolate") else (*rows[-1]["joint"], "none")[len(rows[-1]["joint"]) - 1]
+    """Return the last memory in the softmax of the last row of results, as part of a name; ``cache`` if it joins none."""
+    joined = rows[-1]["joint"]
+    return joined[-1] if joined else "cache" if rows[-1].get("interpolate") else "none"
 
 
 RESOLVERS: dict[str, Callable[..., object]] = {  # as ${quotient:4096,512} and ${kind:package.module.Shuffled} in a yaml

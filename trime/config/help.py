@@ -39,12 +39,12 @@ Settings that people change:
   train.updates=N                   length of training      seed=0                   of everything drawn
   evaluate.tokens=N                 score less text         datastore.tokens=N       a smaller store
   index=exact                       no approximation        logger=csv|none          without W&B
-  report.baseline=vanilla           beside that one         paths.outputs=DIR        where results go
+  mixture=none                      the papers' rows alone  paths.outputs=DIR        where results go
   stages=[report] report.runs='outputs/runs/**'             one table of finished runs
 
 {topics}
 Stages, in order (stages=[fit,encode] runs some): import prepare pack fit encode datastore tune evaluate report; by name: audit,
-export, generate, serve, init_small, train_small, answer, record, replay, plan; of all runs: list, disk, prune, ledger"""
+export, generate, serve, init_small, train_small, answer, record, replay; of all runs: list, disk, prune, ledger"""
 
 
 class Entry(NamedTuple):

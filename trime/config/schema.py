@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import TypedDict
 
-from trime.common.choices import CachedKeys, Counted, Dtype, Extension, Interpolated, Metric, Order, TopKSearch
+from trime.common.choices import CachedKeys, Counted, Dtype, Extension, Metric, Order, TopKSearch
 from trime.config.fields import (
     FILLED,
     RISING,
@@ -144,9 +144,6 @@ class Evaluate(Section):
     lines: bool = setting(False, "true: a window scores as many whole lines as fit into a block, as published for WikiText")
     bounded: bool = setting(True, "windows and memory end at document borders; false: one stream of text, as published")
     scaled_interpolation: bool = setting(True, "divide by sqrt(d) in Eq. 8; false: do not, as in the published code")
-    interpolate: Interpolated = setting(
-        "datastore", "memories in P_kNN of Eq. 8: datastore only, as in the published code, or all memories of the row"
-    )
     per_token: bool = free(False, "write tokens.jsonl: every scored token of test, its log-probability, parts and weights")
     analysis: bool = free(
         False, "also measure perplexity by word frequency, retrieval accuracy and loss by size of the long memory"
@@ -389,7 +386,6 @@ class Report(Section):
 
     runs: str | list[str] | None = setting(None, "with stages=[report], patterns of run folders to compare in one table")
     against: str = setting("vanilla", "the experiment or eviction policy that others are compared with")
-    baseline: str | None = setting(None, "also train this experiment, at the same budget, and compare the run with it")
     name: Name = setting("comparison", "name of the report's folder")
     keep: str | None = setting(None, "copy results.json of all runs into this folder")
     published: dict[str, Any] = setting(

@@ -112,7 +112,7 @@ def symbol_stream(
     """Yield lists of a split's symbols, the first of a document with its name, and show a progress bar in bytes."""
     total, counts = dataset.size(split), counts or TextCounts()
     with Progress(total=total, unit="B", unit_scale=True, desc=f"{action} {split}") as bar:
-        for document in dataset.documents(split):
+        for document in dataset.kept_documents(split):
             name: str | None = document.name
             for symbols in dataset.tokenizer.tokens(lines_with_progress(document, bar, counts, check=not dataset.characters)):
                 yield name, symbols

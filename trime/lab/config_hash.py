@@ -28,6 +28,8 @@ def identify_text(dataset: dict[str, Any]) -> dict[str, Any]:
     """Remove from a dataset's settings what does not decide which text it is, and return them."""
     if dataset.get("suffix") == ".txt":
         del dataset["suffix"]  # as before it was a setting: what was made from such a folder is found again
+    if dataset.get("copies") == "say":
+        del dataset["copies"]  # likewise
     if dataset.get("seed") == "auto":
         dataset["seed"] = 0  # where it is not, the hash of the text says so
     return without(dataset, DATASET_PLACES)

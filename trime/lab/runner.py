@@ -9,15 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.utils import get_method
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from trime.common.io import plain
 from trime.config.check import validate
-from trime.config.compose import command_of, compose_config
 from trime.config.schema import STAGES
 from trime.errors import UserError
 from trime.lab.provenance import command
@@ -29,34 +25,8 @@ from trime.report.results import find_runs, read_runs
 
 log = logging.getLogger(__name__)
 
-OWN = ("experiment", "name", "table", "report.baseline")  # settings of the run that the baseline does not share
-OWN_SECTIONS = ("memory", "neighbours", "evaluate.rows", "evaluate.memories")
 LOG = "log.txt"  # in a run's folder
 OPEN_GRAPH = "trime.stages.preflight.open_graph"  # by name, for stages import from this room
-
-
-def baseline_overrides(config: DictConfig) -> list[str]:
-    """Return the command of ``report.baseline`` with this command's other settings; empty if the run is that baseline.
-
-    Raises UserError if the baseline does not understand them.
-    """
-    name = config.report.baseline
-    if name == config.name:
-        return []
-    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    overrides = [f"experiment={name}", *(word for word in words if not is_own(word.lstrip("+~").partition("=")[0], config))]
-    try:
-        compose_config(*overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"report.baseline={name} does not fit this command ({' '.join(str(error).split())})") from error
-    return overrides
-
-
-def is_own(key: str, config: DictConfig) -> bool:
-    """Return True for a setting that the baseline does not take over; a section named as a memory at test is that memory's."""
-    key = key.partition("@")[0]
-    sections = (*OWN_SECTIONS, *config.test_memories)
-    return key in OWN or any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def run(config: DictConfig) -> RunOutcome:
@@ -67,13 +37,7 @@ def run(config: DictConfig) -> RunOutcome:
     if config.report.runs:
         report_finished_runs(config, [stage.name for stage in stages])
     elif of_experiment or not stages:
-        with_report = any(stage.name == "report" for stage in stages)
-        baseline = baseline_overrides(config) if config.report.baseline and with_report else []
         outcome = run_experiment(config, of_experiment)
-        if baseline:
-            with command_of(*baseline) as other:
-                validate(other)
-                outcome = outcome.then(run_experiment(other, of_experiment)._replace(loss=None))
     for stage in stages:
         if stage.on_config:
             stage.on_config(config)

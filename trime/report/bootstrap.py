@@ -25,7 +25,7 @@ class Difference(NamedTuple):
     value: float
     low: float  # NaN where one part and one seed leave nothing to resample
     high: float
-    units: int  # documents, parts or sentences, times seeds
+    units: int  # documents, parts or sentences: seeds do not add to them, since they share their text
 
     @property
     def interval(self) -> str:
@@ -43,7 +43,7 @@ class Difference(NamedTuple):
     def __str__(self) -> str:
         if math.isnan(self.value):
             return "not finite"
-        few = "" if self.has_verdict or math.isnan(self.low) else f" no verdict: {self.units} resampled, {FEWEST} needed"
+        few = "" if self.has_verdict or math.isnan(self.low) else " too few"
         return f"{self.value:+.2f} {self.interval}{few}" + " no difference shown" * (self.has_verdict and not self.significant)
 
 
@@ -61,7 +61,7 @@ def measured_difference(one: Group, other: Group) -> Difference | None:
 def interval_of(group: Group) -> tuple[float, float] | None:
     """Return the 95 % interval of a group's test result, by bootstrap over documents and seeds; None if they are too few."""
     losses = [run.row.documents for run in group.runs]
-    if group.row.bleu is not None or len({len(of_run) for of_run in losses}) > 1 or len(losses) * len(losses[0]) < FEWEST:
+    if group.row.bleu is not None or len({len(of_run) for of_run in losses}) > 1 or len(losses[0]) < FEWEST:
         return None
     sums = np.array(losses)  # [seeds, documents, (summed loss, tokens)]
     drawn = drawn_sums(sums)
@@ -96,7 +96,7 @@ def paired_bootstrap(sides: np.ndarray, metric: str) -> Difference:
     low, high = np.percentile(draws[:, 0] - draws[:, 1], [2.5, 97.5]) if seeds * count > 1 else (math.nan, math.nan)
     total = sides.sum((0, 2))
     value = to_metric(total[:, 0] / total[:, 1])
-    return Difference(float(value[0] - value[1]), float(low), float(high), seeds * count)
+    return Difference(float(value[0] - value[1]), float(low), float(high), count)
 
 
 def corpus_bleu(sums: np.ndarray) -> np.ndarray:
@@ -125,4 +125,4 @@ def bleu_difference(one: Group, other: Group) -> Difference | None:
     differences = ((draws[:, 0] - draws[:, 1]).T * seed_counts).sum(1) / seeds
     total = corpus_bleu(sides.sum(2))
     low, high = np.percentile(differences, [2.5, 97.5])
-    return Difference(float((total[:, 0] - total[:, 1]).mean()), float(low), float(high), seeds * count)
+    return Difference(float((total[:, 0] - total[:, 1]).mean()), float(low), float(high), count)

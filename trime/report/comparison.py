@@ -21,7 +21,7 @@ from trime.report.groups import Group, baseline_of, comparable, group_labels, gr
 from trime.report.page import Section, picture_sections
 from trime.report.run_result import ScoredRun
 from trime.report.tables import INTERVAL, Replay, Table
-from trime.report.terminal import runs_lines
+from trime.report.terminal import runs_lines, runs_verdict
 
 # By the title of a set of published results and the experiment's name: dev and test, or test alone.
 PublishedResults = dict[str, dict[str, list[float]]]
@@ -88,6 +88,11 @@ class Comparison(NamedTuple):
         ]
 
     @property
+    def verdict(self) -> str:
+        """Return the answer to what the runs ask: whether a memory helps, or which run is best."""
+        return runs_verdict(self.groups)
+
+    @property
     def verdicts(self) -> str:
         """Return a sentence that counts the verdicts on the order of pairs; nothing if there are no pairs."""
         counts = Counter(line[-1] for line in self.order.lines)
@@ -96,11 +101,15 @@ class Comparison(NamedTuple):
 
     def markdown(self, titled: bool) -> str:
         """Return text, table and notes, under a heading if ``titled``."""
-        shown = [f"## {self.title}"] * titled + [tables.text_facts(self.runs[0]), tables.markdown(*self.table).rstrip()]
+        shown = [f"## {self.title}"] * titled + [
+            self.verdict,
+            tables.text_facts(self.runs[0]),
+            tables.markdown(*self.table).rstrip(),
+        ]
         return "\n\n".join([*shown, *self.notes]) + "\n"
 
     def sections(self, figures: dict[str, Figure]) -> list[Section]:
-        note = " ".join([f"{tables.text_facts(self.runs[0])}. The best run comes first.", *self.text_notes])
+        note = " ".join([self.verdict, f"{tables.text_facts(self.runs[0])}. The best run comes first.", *self.text_notes])
         results: Panel = partial(compare_panel, groups=self.groups)
         panels = [results, *policies_panels(self.groups), *curves_panels(self.runs)]
         sections = [Section(self.title, note, [self.table], footnotes=self.footnotes)]
@@ -174,7 +183,7 @@ def group_columns(group: Group, other: Group | None, baseline: str, metric: str)
         "test bits/byte": tables.optional(group.average(lambda run: run.row.bits_per_byte), ".3f"),
         "seeds": group.seeds,
         "trained on": run.dataset.name if run.is_trained else "not trained",
-        "memories": row.memories,
+        "memories": tables.row_name(row.memories),
         "M": " or ".join(map(size_text, sizes)),
         "eviction": row.eviction or "",
         "params": (f"{size / 1e6:.1f}M" if size >= 1e6 else f"{size / 1e3:.1f}k") if size else "",

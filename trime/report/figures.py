@@ -7,6 +7,7 @@ import textwrap
 from abc import ABC
 from collections.abc import Mapping
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from hydra.utils import instantiate
 from trime.common.metrics import MEASURES
 from trime.report.canvas import BLUE, GREY, ORANGE, PANEL_HEIGHT, SCALES, Panel, draw_dots, finish_size_axis, memory_colours
 from trime.report.run_result import Bucket, MeanWeights, ScoredRun
+from trime.report.tables import row_name
 
 LABEL_WIDTH = 30  # characters per line of a row's name
+SMOOTHED = 5  # logged batches in a point of the training curve, at least
 AVERAGE = "average"  # the name of the bucket of all tokens
 STALENESS = ("distance from the current key", "share retrieved / share stored")
 
@@ -54,7 +57,7 @@ class Curves(Figure):
         rows, metric = run.metrics["test"], run.row.metric_name
 
         def results(axis: Any) -> None:
-            names = [textwrap.fill(row.memories, LABEL_WIDTH) for row in rows]
+            names = [textwrap.fill(row_name(row.memories), LABEL_WIDTH) for row in rows]
             colours = [GREY, *[BLUE] * (len(rows) - 1)]  # the first row has no memory
             draw_dots(axis, names, [[row.value] for row in rows], [None] * len(rows), metric, colours)
 
@@ -70,10 +73,10 @@ class Curves(Figure):
                 stale[ratios] = {age.age: age.share_retrieved / age.share_stored for age in layer.ages}
             panels.append(lines_panel(stale, "staleness at the end of training", xlabel="age in segments", ylim=(0, None)))
         if any(row.memory_share for row in rows):
-            shares = {row.memories: means_of(row.memory_share) for row in rows if row.memory_share}
+            shares = {row_name(row.memories): means_of(row.memory_share) for row in rows if row.memory_share}
             labels = {"xlabel": "frequency of the token on dev", "ylabel": "share of P(target), %", "ylim": (0, 103)}
             panels.append(lines_panel(shares, "probability from memories", **labels))
-        if curves := {row.memories: row.by_memory_size for row in run.metrics["valid"] if row.by_memory_size}:
+        if curves := {row_name(row.memories): row.by_memory_size for row in run.metrics["valid"] if row.by_memory_size}:
             panels.append(partial(sizes_panel, curves=curves, metric=metric, label=f"dev {metric}"))
         return panels
 
@@ -154,11 +157,15 @@ def history_panels(lines: list[dict[str, str]], metric: str) -> list[Panel]:
     """Return the panel of losses in training, as perplexity or bits per character, and that of gates, if there are any."""
 
     def training(axis: Any) -> None:
-        for column, label, colour in (("train/loss", "training (one batch)", GREY), ("valid/objective", "validation", ORANGE)):
-            points = [(int(line["update"]), MEASURES[metric](float(line[column]))) for line in lines if line[column]]
-            if points:
-                marker = "o" if len(points) < 30 else None
-                axis.plot(*zip(*points, strict=True), label=label, color=colour, marker=marker, ms=3)
+        for column, label, colour in (("train/loss", "training", GREY), ("valid/objective", "validation", ORANGE)):
+            updates = [int(line["update"]) for line in lines if line[column]]
+            losses = [float(line[column]) for line in lines if line[column]]
+            if column == "train/loss" and losses:  # a batch without local memory has a loss of its own
+                span = max(SMOOTHED, len(losses) // 20)
+                losses, label = moving_mean(losses, span), f"training, mean of {span} batches"
+            if losses:
+                marker = "o" if len(losses) < 30 else None
+                axis.plot(updates, [MEASURES[metric](loss) for loss in losses], label=label, color=colour, marker=marker, ms=3)
         axis.set(yscale=SCALES[metric], xlabel="update", ylabel=f"{metric} of the training objective", title="training")
         axis.legend(frameon=False)
 
@@ -171,6 +178,12 @@ def history_panels(lines: list[dict[str, str]], metric: str) -> list[Panel]:
     }
     labels = {"xlabel": "update", "ylabel": "share of memory, σ(b)", "ylim": (0, 1)}
     return [training, *([lines_panel(gates, "gates", **labels)] if gates else [])]
+
+
+def moving_mean(values: list[float], span: int) -> list[float]:
+    """Return for each value the mean of it and of up to ``span`` - 1 values before it."""
+    sums = [0.0, *accumulate(values)]
+    return [(sums[end] - sums[max(0, end - span)]) / min(end, span) for end in range(1, len(sums))]
 
 
 def sizes_panel(axis: Any, curves: dict[str, dict[str, float]], metric: str, label: str, title: str = "") -> None:

@@ -220,7 +220,7 @@ def report_frontier(runs: list[ScoredRun], budget: DictConfig, folder: Path, com
         texts.append(f"{title}:\n\n{markdown(*table)}\n{sentence}\n")
         on_front = Table(table.header, [line for line in table.lines if line[-1]])
         lines = fitted(on_front, ("memories", "K", f"test {metric}", "elapsed ms/token", "GB"))
-        print(ending(lines, sentence, [f"These are the Pareto fronts of {len(points)} points of {title}."], ""))
+        print(ending(sentence, lines, [f"These are the Pareto fronts of {len(points)} points of {title}."], ""))
         name = "frontier" if len(models) == 1 else f"frontier-{len(texts)}"
         csvs.append(f"{name}.csv")
         write_atomically(folder / csvs[-1], to_csv(*table))

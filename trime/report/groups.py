@@ -78,12 +78,12 @@ def metric_names(runs: list[ScoredRun]) -> str:
     return " or ".join(sorted({run.row.metric_name for run in runs}, reverse=True))
 
 
-def rank_groups(groups: list[Group]) -> tuple[str, list[Group]]:
-    """Return the metric (BLEU if all groups translate), and the groups sorted by it, the best first."""
+def rank_groups(groups: list[Group], split: str = "test") -> tuple[str, list[Group]]:
+    """Return the metric (BLEU if all groups translate), and the groups sorted by it on a split, the best first."""
     translate = all(group.row.bleu is not None for group in groups)
     metric = "BLEU" if translate else metric_names([group.first for group in groups])
     worst = -math.inf if translate else math.inf  # stands for NaN, which has no order
-    means = {id(group): group.mean("test", metric) for group in groups}
+    means = {id(group): group.mean(split, metric) for group in groups}
     rank = {name: worst if math.isnan(value) else value for name, value in means.items()}
     return metric, sorted(groups, key=lambda group: rank[id(group)], reverse=translate)
 

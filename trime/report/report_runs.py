@@ -17,7 +17,7 @@ from trime.common.io import plain, write_atomically
 from trime.errors import UserError
 from trime.report.answers import answers_panels, answers_table, depth_panels, policies_table
 from trime.report.canvas import save_panels
-from trime.report.comparison import PUBLISHED_NOTE, compare_picture, compare_runs, curves_panels, joined_table, policies_panels
+from trime.report.comparison import compare_picture, compare_runs, curves_panels, joined_table, policies_panels
 from trime.report.figures import configured_figures
 from trime.report.frontier import report_frontier
 from trime.report.groups import split_by, split_by_mixture
@@ -25,7 +25,7 @@ from trime.report.page import Page, Section, commands_section, picture_sections,
 from trime.report.results import distinct_runs, keep_results
 from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, scored_runs
 from trime.report.tables import markdown, to_csv
-from trime.report.terminal import answers_lines, answers_verdict, ending, runs_verdict
+from trime.report.terminal import answers_lines, answers_verdict, ending
 
 POLICIES_NOTE = (
     "Share of questions answered, %, with Wilson's 95 % interval; which answers count is answering.counts of each run."
@@ -116,7 +116,7 @@ def report_answering(runs: list[AnsweringRun], folder: Path, command: str | None
         commands_section(runs, command),
     ]
     page = write_page(Page(folder.name, run_facts(runs), sections, ["answers.csv"]), folder / "answers.html")
-    print(ending(answers_lines(runs), answers_verdict(runs), (), place_of(page)))
+    print(ending(answers_verdict(runs), answers_lines(runs), (), place_of(page)))
 
 
 def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, command: str | None) -> None:
@@ -147,7 +147,7 @@ def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, com
     page = write_page(content, folder / "page.html")
     titles = [f"{comparison.title}:\n\n" * (len(comparisons) > 1) for comparison in comparisons]
     lines = "\n".join(title + comparison.lines for title, comparison in zip(titles, comparisons, strict=True))
-    best = " ".join(runs_verdict(comparison.groups) for comparison in comparisons)
-    # Published results stand in the files alone, and a note that several texts share is said once.
-    notes = dict.fromkeys(note for comparison in comparisons for note in comparison.notes if note != PUBLISHED_NOTE)
-    print(ending(lines, best, notes, place_of(page)))
+    verdicts = "\n".join(comparison.verdict for comparison in comparisons)
+    # How columns are read stands on the page, and a note that several texts share is said once.
+    notes = dict.fromkeys(note for comparison in comparisons for note in [*comparison.text_notes, comparison.verdicts] if note)
+    print(ending(verdicts, lines, [*notes], place_of(page)))

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trime.common.metrics import MEASURES
 
 FEW_TOKENS = 10_000  # scored tokens below which a reader is referred to the intervals
-FEWEST = 10  # units (documents, parts or sentences, of each seed) below which an interval means too little for a verdict
+FEWEST = 10  # units (documents, parts or sentences) below which an interval means too little for a verdict
 VOCABULARY = "vocabulary"  # the name of the row without memory
 PATH_SETTINGS = re.compile(r"((?:[\w.]*path|paths\.\w+|report\.keep|questions\.(?:babi|background))=).+")
 WITHOUT_EFFECT = ("seed=", "report.", "logger", "hydra", "sweep=")  # settings that do not set runs apart, by their beginning

@@ -14,7 +14,7 @@ import numpy as np
 
 from trime.common.metrics import MEASURES
 from trime.report.bootstrap import Difference, paired_bootstrap
-from trime.report.run_result import FEW_TOKENS, VOCABULARY, Record, Row, ScoredRun, Subsets
+from trime.report.run_result import FEW_TOKENS, FEWEST, VOCABULARY, Record, Row, ScoredRun, Subsets
 
 TableRows = list[list[str]]
 NUMBER = re.compile(r"[-+]?[\d,.]+( / [\d.]+)?")
@@ -31,6 +31,10 @@ EDGE_NOTE = (
 FITTED_NOTE = (
     "Rows with a fitted mixture (adaptive, calibrated) are not in the papers. The mixture is fitted on dev, so their dev "
     "result is cross-validated (each document, or block of the text if there are few, is scored by a fit that did not see it)."
+)
+MIXTURES_NOTE = (
+    "+ puts memories into one softmax with the vocabulary (Eq. 6). ⊕ mixes in a softmax over memories by a share λ (Eq. 8): "
+    "over all of them where the paper prints it (Eq. 9), over the datastore alone in the released code."
 )
 FEW_DOCUMENTS = (
     "Test has few documents, so that intervals are over parts of them: they do not say how results vary between documents."
@@ -125,8 +129,11 @@ def text_notes(run: ScoredRun) -> list[str]:
     scored, unknown = run.row.tokens, run.evaluated.unknown.get("test", 0.0)
     broken = dict.fromkeys(row.memories for rows in run.metrics.values() for row in rows if math.isnan(row.loss))
     few = f"These are only {scored:,} tokens: judge results by their intervals, which are wide."
+    units, unit = len(run.row.documents), run.row.bootstrap_unit.partition(" of ")[0]
     warnings = {
         f"These are {scored:,} tokens: a smoke test, not a result.": run.is_smoke_test,
+        f"Too few for a verdict: {units} {unit} of test were scored, and it needs {FEWEST}: raise evaluate.tokens, or add "
+        "documents to test.": units < FEWEST,
         few: scored < FEW_TOKENS and not run.is_smoke_test,
         f"Results of {', '.join(broken)} are not finite (NaN): nothing can be compared with them.": bool(broken),
         FEW_DOCUMENTS: run.row.bootstrap_unit.startswith("parts"),
@@ -135,22 +142,55 @@ def text_notes(run: ScoredRun) -> list[str]:
     return [*(note for note, applies in warnings.items() if applies), *run.duplicates]
 
 
+def row_name(label: str) -> str:
+    """Return how tables name a row, given its label: without the vocabulary, and with the equation of its mixture."""
+    kind, _, fitted = label.partition(": ")
+    if fitted:
+        return f"{kind}: {fitted.removeprefix(f'{VOCABULARY}, ')}"
+    joint, *pools = label.split(" ⊕ ")
+    joined = joint.split(" + ")[1:]
+    pooled = [pool.strip("()").split(" + ") for pool in pools]
+    if not joined:
+        return " ⊕ ".join(["vocabulary", *pools]) if pools else "no memory"
+    name, shared = " + ".join(joined), [set(pool) & set(joined) for pool in pooled]
+    if not pools:
+        return f"{name} (Eq. 6)"
+    if pooled == [joined]:
+        return f"{name} ⊕ all (Eq. 9)"
+    return f"{name} ⊕ {' ⊕ '.join(pool.strip('()') for pool in pools)}" + " (Eq. 9, released)" * any(shared)
+
+
+def memories_of(label: str) -> frozenset[str]:
+    """Return the memories that the label of a row names."""
+    kind, _, fitted = label.partition(": ")
+    return frozenset(re.findall(r"[^\s+⊕(),]+", fitted or kind)) - {VOCABULARY}
+
+
+def one_value(values: Iterable[str]) -> str:
+    """Return the value that all have; nothing where they differ."""
+    found = {*values}
+    return found.pop() if len(found) == 1 else ""
+
+
 def mark_edge(name: str, rows: Iterable[Row]) -> str:
     """Return a name, marked if one of its dev rows was tuned to the edge of a grid."""
     return f"{name} {EDGE}" if any(row.at_grid_edge for row in rows) else name
 
 
 def run_table(run: ScoredRun) -> Table:
-    """Return a run's table: each row on test and dev, with dev's tokens where rows have other ones (by mixture.tokens)."""
+    """Return a run's table: each row on test and dev, with dev's tokens where rows have other ones (by mixture.tokens).
+
+    Rows are compared with the first one if that is a plain model.
+    """
     columns: list[dict[str, str]] = []
     first = run.metrics["test"][0]
-    against = INTERVAL.format(first.memories)
+    against = INTERVAL.format(row_name(first.memories))
     for dev, test in zip(run.metrics["valid"], run.metrics["test"], strict=True):
         edges = {name: EDGE * (name in dev.at_grid_edge) for name in test.tuned}
         tuned = [f"{SYMBOLS.get(name, name)} {value:g}{edges[name]}" for name, value in test.tuned.items()]
         columns.append(
             {
-                "memories": test.memories,
+                "memories": row_name(test.memories),
                 "test BLEU": optional(test.bleu, ".2f"),
                 "dev BLEU": optional(dev.bleu, ".2f"),
                 f"test {test.metric_name}": decimals(test.value),
@@ -165,8 +205,27 @@ def run_table(run: ScoredRun) -> Table:
         )
     # Language models have no BLEU, and results of earlier versions no processor time.
     hidden = {title for title in ("test BLEU", "dev BLEU", against, PROCESSOR_TIME) if not any(line[title] for line in columns)}
-    hidden |= {"dev tokens"} if len({line["dev tokens"] for line in columns}) == 1 else set()
+    hidden |= {"dev tokens"} if one_value(line["dev tokens"] for line in columns) else set()
+    # A model that was trained for memory is no baseline without it.
+    hidden |= {against} if run.trained_with_memory else set()
     return table_of(columns, hidden)
+
+
+def without_common(table: Table) -> Table:
+    """Return a table without its columns of tokens and search where all rows that have one have the same."""
+    kept = [
+        number
+        for number, title in enumerate(table.header)
+        if title not in ("tokens", "search") or len({line[number] for line in table.lines} - {""}) > 1
+    ]
+    header, *lines = [[line[number] for number in kept] for line in [table.header, *table.lines]]
+    return Table(header, lines)
+
+
+def run_facts(run: ScoredRun) -> str:
+    """Return what the rows of a run's table have in common: the text, the search for neighbours."""
+    search = one_value(row.search for row in run.metrics["test"] if row.search)
+    return text_facts(run) + f"; search: {search}" * bool(search)
 
 
 def row_difference(row: Row, other: Row) -> Difference:

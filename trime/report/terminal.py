@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,10 +17,12 @@ from trime.report.answers import answers_table
 from trime.report.bootstrap import Difference, measured_difference
 from trime.report.groups import Group, comparable, group_labels, rank_groups, size_text
 from trime.report.run_result import FEWEST, VOCABULARY, AnsweringRun, ScoredRun
-from trime.report.tables import INTERVAL, PROCESSOR_TIME, Table, decimals, row_difference
+from trime.report.tables import INTERVAL, PROCESSOR_TIME, Table, decimals, memories_of, row_difference
 
 WIDTH = 100  # characters of a line
 COLUMNS = 5  # of a table
+PLAIN, AT_TEST, TRAINED, WITHOUT = "plain", "with memories at test", "trained for them", "trained for memory, without it"
+MOST_NOTES = 3  # that are printed; a page has all
 
 
 def fitted(table: Table, titles: Collection[str]) -> str:
@@ -41,10 +44,22 @@ def fitted(table: Table, titles: Collection[str]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
-def ending(lines: str, verdict: str, notes: Iterable[str], place: str) -> str:
-    """Return what a run or a sweep prints at its end: its table, its verdict, notes, and where its files are."""
-    wrapped = (textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) for text in (verdict, *notes))
-    return "\n\n".join(["", lines.rstrip(), *wrapped, place])
+def ending(verdict: str, lines: str, notes: Sequence[str], place: str) -> str:
+    """Return what a run or a sweep prints at its end: its verdict, its table, the first notes, and where its files are."""
+    wrapped = [textwrap.fill(line, WIDTH, break_long_words=False, break_on_hyphens=False) for line in verdict.splitlines()]
+    shown = [first_line(note) for note in notes[:MOST_NOTES]]
+    if further := len(notes) - len(shown):
+        shown.append(f"{further} more note{'s' * (further > 1)} on the page.")
+    parts = ["\n".join(wrapped), lines.rstrip(), "\n".join(shown), place]
+    return "\n\n".join(["", *filter(None, parts)])
+
+
+def first_line(note: str) -> str:
+    """Return the part of a note that fits a line: whole, or without its explanations and examples."""
+    if len(note) <= WIDTH:
+        return note
+    head = re.split(r"(?::|\.|;) | \(for instance", note)[0]
+    return textwrap.shorten(head, WIDTH - 2, placeholder=" …").rstrip(".") + "."
 
 
 def run_lines(run: ScoredRun, table: Table) -> str:
@@ -75,16 +90,55 @@ def run_result(run: ScoredRun) -> str:
 
 
 def run_verdict(run: ScoredRun) -> str:
-    """Return a sentence on a run's own row, beside the same model without its memories."""
+    """Return a sentence on a run's own row, beside the same model without memories if it was trained without them."""
     row, first, sentence = run.row, run.metrics["test"][0], f"On {run.title}, {run_result(run)}"
     if row is first or first.memories != VOCABULARY:
         return f"{sentence}."
     if row.bleu is not None:
         return f"{sentence}, {decimals(first.bleu or 0.0)} without memories."
+    if run.trained_with_memory:  # without them it is no baseline: a model trained plainly does better
+        return f"{sentence}. What memories gain over a plain model: -m experiment=vanilla,knn_lm_cache,{run.name}"
     return f"{sentence}{difference_text(row_difference(row, first), 'the model without memories')}."
 
 
 def runs_verdict(groups: list[Group]) -> str:
+    """Return whether a memory helps, if a plain model is among the runs of a text; else the best run beside the next one."""
+    return memory_verdict(groups) or best_verdict(groups)
+
+
+def memory_verdict(groups: list[Group]) -> str:
+    """Return the results of a plain model, of memories at test, and of training for the same memories; nothing without them.
+
+    Each is the best on dev of its kind, and is compared with the one before.
+    """
+    ranked = rank_groups(groups, "valid")[1]
+    plain = next((group for group in ranked if kind_of(group) == PLAIN), None)
+    rivals = [group for group in ranked if plain and comparable(plain, group)]
+    trained = next((group for group in rivals if kind_of(group) == TRAINED), None)
+    memories = memories_of(trained.row.memories) if trained else None
+    at_test = [group for group in rivals if kind_of(group) == AT_TEST and memories in (None, memories_of(group.row.memories))]
+    chosen = [group for group in (plain, *at_test[:1], trained) if group]
+    if plain is None or len(chosen) == 1:
+        return ""
+    metric, texts = result_metric(plain), list[str]()
+    for group, before in zip(chosen, [None, *chosen], strict=False):
+        measured = measured_difference(group, before) if before else None
+        difference = "" if measured is None or math.isnan(measured.value) else f" ({measured})"
+        texts.append(f"{kind_of(group)} {decimals(group.mean('test', metric))}{difference}")
+    labels = dict(zip(map(id, groups), group_labels(groups), strict=True))
+    names, seeds = ", ".join(labels[id(group)] for group in chosen), f", {len(plain.runs)} seeds" * (len(plain.runs) > 1)
+    about = f"Test {metric} on {plain.first.title}{seeds}, less the value before with its 95 % interval: {names}."
+    return f"{' · '.join(texts)}\n{about}"
+
+
+def kind_of(group: Group) -> str:
+    """Return whether a group's model has no memory, has some at test alone, or was trained for them."""
+    if group.row.memories == VOCABULARY:
+        return WITHOUT if group.first.trained_with_memory else PLAIN
+    return TRAINED if group.first.trained_with_memory else AT_TEST
+
+
+def best_verdict(groups: list[Group]) -> str:
     """Return a sentence on the best run of a text, beside the next one."""
     groups = rank_groups(groups)[1]
     labels, best = group_labels(groups), groups[0]
@@ -110,9 +164,14 @@ def answers_text(run: AnsweringRun) -> str:
     return f"{run.name}, {run.row.eviction}{size}: {100 * run.share:.1f} % [{low:.1f}, {high:.1f}]"
 
 
+def result_metric(group: Group) -> str:
+    """Return what a group is judged by: BLEU if it translates, else perplexity or bits."""
+    return "BLEU" if group.row.bleu is not None else group.row.metric_name
+
+
 def result_of(group: Group) -> str:
     """Return what a group is judged by, and its result on test, as in ``perplexity 12.99``."""
-    metric = "BLEU" if group.row.bleu is not None else group.row.metric_name
+    metric = result_metric(group)
     return f"{metric} {decimals(group.mean('test', metric))}"
 
 

@@ -105,7 +105,7 @@ class LossSums:
             unit = units.setdefault((document, part // length if few else 0), [0.0, 0])
             unit[0] += float(loss[size, choice])
             unit[1] += count
-        return f"parts of {length * PART_TOKENS:,} tokens" if few else "documents", list(units.values())
+        return f"parts of at most {length * PART_TOKENS:,} tokens" if few else "documents", list(units.values())
 
 
 def summarize_row(row: MixtureSpec | FittedMixtureSpec, sums: LossSums) -> dict[str, Any]:

@@ -52,18 +52,11 @@ def rows_of(config: DictConfig) -> MixtureSpecs:
 
 
 def parse_row(specification: Any, config: DictConfig) -> MixtureSpec:
-    """Return the row that {joint: [names], interpolate: [[names], ...]} describes; UserError where it is invalid.
-
-    An interpolation is of the memories named, of ``all`` that the row joins (Eq. 8), or of its ``datastore`` memories.
-    """
+    """Return the row that {joint: [names], interpolate: [[names], ...]} describes; UserError where it is invalid."""
     fields = dict(specification) if isinstance(specification, dict) else {f"{specification}": None}
     joined, interpolated = tuple(fields.pop("joint", None) or ()), []
     for names in fields.pop("interpolate", None) or ():
-        if names == "datastore":
-            searched = tuple(name for name in config.test_memories if traits_of(config, name).is_searched)
-            interpolated.append(tuple(name for name in joined if name in searched) or searched)
-        else:
-            interpolated.append(tuple(names) if not isinstance(names, str) else joined if names == "all" else (names,))
+        interpolated.append((names,) if isinstance(names, str) else tuple(names))
     unknown = [*fields, *(name for name in (*joined, *sum(interpolated, ())) if name not in config.test_memories)]
     if unknown or len(interpolated) > 2 or not all(interpolated):
         raise UserError(

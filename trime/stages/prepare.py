@@ -196,7 +196,7 @@ def learn_symbols(dataset: Dataset, tokenizer: BytePairs, settings: VocabularySe
     if "train" not in dataset.splits():
         raise UserError(f"dataset {dataset.name} has no training split in {dataset.location}: its symbols are learned from one")
     with Progress(total=dataset.size("train"), unit="B", unit_scale=True, desc="learn train") as bar:
-        read = (lines_with_progress(document, bar, TextCounts(), check=False) for document in dataset.documents("train"))
+        read = (lines_with_progress(document, bar, TextCounts(), check=False) for document in dataset.kept_documents("train"))
         tokenizer.train(chain.from_iterable(read), settings.max_size, settings.min_count)
 
 

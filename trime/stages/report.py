@@ -36,11 +36,6 @@ from trime.stages.translation.graph import TranslationGraph
 
 log = logging.getLogger(__name__)
 
-BASELINE_NOTE = (
-    "The row vocabulary is this model without its memories, not a baseline: a model trained plainly does better without them. "
-    "report.baseline=vanilla trains that one too, at the same budget, and compares."
-)
-
 
 def report_run(graph: Graph) -> RunOutcome:
     """Write results.json, config.yaml, metrics.csv, table, pictures and page of a run, print table and verdict, and log the
@@ -62,7 +57,7 @@ def report_run(graph: Graph) -> RunOutcome:
         copy_file(graph.model.path() / "metrics.csv", folder / "metrics.csv")
     if graph.per_token:
         copy_file(graph.per_token.path() / TOKENS, folder / TOKENS)
-    table, notes = tables.run_table(run), notes_of(run, compared=bool(config.report.baseline))
+    table, notes = tables.run_table(run), notes_of(run)
     sections, is_alone = result_sections(run, folder, table, notes), runs_of_sweep() < 2
     if is_alone:  # what follows decorates the results, and may take longer than they did
         print(f"results: {folder / 'results.json'}", flush=True)
@@ -98,7 +93,7 @@ def report_run(graph: Graph) -> RunOutcome:
     ]
     page = write_page(Page(run.name, facts, [*sections, commands_section([run])], files), folder / "page.html")
     if is_alone:
-        print(ending(run_lines(run, table), run_verdict(run), notes, place_of(page)), flush=True)
+        print(ending(run_verdict(run), run_lines(run, table), tables.text_notes(run), place_of(page)), flush=True)
     else:  # a sweep ends with a table of all
         print(f"{run_result(run)}, {page}", flush=True)
     # After all files: what is logged is what the page shows.
@@ -111,8 +106,10 @@ def result_sections(run: ScoredRun, folder: Path, table: Table, notes: list[str]
     text = "\n".join([tables.markdown(*table), *(f"{note}\n" for note in notes)])
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", tables.to_csv(*table))
-    note = "The last row is the experiment's own. Temperatures, weights and sizes were tuned on dev; test was scored once."
-    sections = [Section("Results", note, [table], footnotes=notes, emphasise_last=True)]
+    note = (
+        f"{run_verdict(run)} {tables.run_facts(run)}. Temperatures, weights and sizes were tuned on dev; test was scored once."
+    )
+    sections = [Section("Results", note, [tables.without_common(table)], footnotes=notes, emphasise_last=True)]
     further = {"analysis.md": tables.analysis_text(run)} if run.analysis else {}
     if run.subsets:
         title, memories = tables.memories_table(run, run.subsets)
@@ -123,10 +120,10 @@ def result_sections(run: ScoredRun, folder: Path, table: Table, notes: list[str]
     return sections
 
 
-def notes_of(run: ScoredRun, compared: bool) -> list[str]:
-    """Return what is to be known of a run's text and rows; ``compared``: whether its baseline is run as well."""
+def notes_of(run: ScoredRun) -> list[str]:
+    """Return what is to be known of a run's text and rows."""
     notes = {
-        BASELINE_NOTE: run.trained_with_memory and len(run.metrics["test"]) > 1 and not compared,
+        tables.MIXTURES_NOTE: any("⊕" in row.memories for row in run.metrics["test"]),
         tables.FITTED_NOTE: run.is_fitted,
         tables.EDGE_NOTE: any(row.at_grid_edge for row in run.metrics["valid"]),
     }
@@ -175,7 +172,7 @@ def report_answers(graph: Graph) -> RunOutcome:
     content = Page(run.name, facts, [*sections, commands_section([run])], ["results.json", "config.yaml", "table.csv"])
     page = write_page(content, folder / "page.html")
     verdict = answers_verdict([run])
-    whole = ending(answers_lines([run]), verdict, (), place_of(page))
+    whole = ending(verdict, answers_lines([run]), (), place_of(page))
     print(f"{verdict} {page}" if runs_of_sweep() > 1 else whole, flush=True)
     return RunOutcome(folders=(folder,))
 

@@ -6,16 +6,19 @@ import os
 from abc import ABC, abstractmethod
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from trime.common.io import hash_of_files
 from trime.common.urls import local_copy
+from trime.data.copies import COPIED, RUN, copied_shares_in_order
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
 
 SPLITS = ("train", "valid", "test")
+COPIES = ("say", "drop")  # what to do about near copies
 # In this order, because the mark of UTF-32 (little-endian) begins with that of UTF-16.
 WIDE = {BOM_UTF32_LE: "utf-32", BOM_UTF32_BE: "utf-32", BOM_UTF16_LE: "utf-16", BOM_UTF16_BE: "utf-16"}
 
@@ -39,6 +42,7 @@ class Dataset(ABC):
     count_difference_reason: ClassVar[str] = ""
     more_documents: str = "add documents to it"  # how a split gets more of them, for messages
     lab_folders: tuple[Path, ...] = ()  # where the lab writes: nothing below them is text
+    copies: str = "say"  # near copies of other documents: "drop" leaves them out, "say" keeps them
 
     @abstractmethod
     def files(self, split: str) -> list[Path]:
@@ -46,14 +50,61 @@ class Dataset(ABC):
 
     @abstractmethod
     def documents(self, split: str) -> Iterator[Document]:
-        """Yield the documents of a split, in order."""
+        """Yield the documents of a split, in order, near copies among them."""
+
+    def kept_documents(self, split: str) -> Iterator[Document]:
+        """Yield the documents of a split, in order; without near copies if ``copies`` is drop. UserError if none is left."""
+        if self.copies == "say":
+            yield from self.documents(split)
+            return
+        left_out = self.near_copies[split]
+        number = -1
+        for number, document in enumerate(self.documents(split)):
+            if number not in left_out:
+                yield document
+        if number + 1 == len(left_out) > 0:
+            raise UserError(f"dataset {self.name}: {split} holds near copies of other documents only: set dataset.copies=say")
+
+    @cached_property
+    def near_copies(self) -> dict[str, dict[int, int]]:
+        """The near copies in each split: their numbers with their bytes.
+
+        Test is read first, then valid, then train, so that text to be scored stays where training text is its copy.
+        """
+        order = [(split, number, text) for split in reversed(SPLITS) for number, text in enumerate(self.texts_of(split))]
+        shares = copied_shares_in_order(text for _, _, text in order)
+        found: dict[str, dict[int, int]] = {split: {} for split in SPLITS}
+        for (split, number, text), share in zip(order, shares, strict=True):
+            if share > COPIED:
+                found[split][number] = len(text)
+        return found
+
+    def texts_of(self, split: str) -> Iterator[bytes]:
+        """Yield the text of each document of a split."""
+        return (b"".join(document.lines) for document in self.documents(split))
+
+    def copies_note(self) -> list[str]:
+        """Return a remark on how many near copies were left out, if ``copies`` is drop."""
+        if self.copies == "say":
+            return []
+        number, size = (sum(map(count, self.near_copies.values())) for count in (len, lambda found: sum(found.values())))
+        share = 100 * size / max(1, size + sum(map(self.size, SPLITS)))
+        return [
+            f"{number:,} near copies left out, {share:.1f} % of the text: more than {COPIED:.0%} of each lies in runs of {RUN} "
+            "words of another document (dataset.copies=say keeps them)"
+        ]
 
     def splits(self) -> list[str]:
         """Return the splits that exist."""
         return [split for split in SPLITS if self.files(split)]
 
     def size(self, split: str) -> int:
-        """Return the size of a split in bytes, for progress bars."""
+        """Return the size of a split's documents in bytes, without near copies that are left out."""
+        left_out = 0 if self.copies == "say" else sum(self.near_copies[split].values())
+        return self.full_size(split) - left_out
+
+    def full_size(self, split: str) -> int:
+        """Return the size of a split's text in bytes."""
         return sum(path.stat().st_size for path in self.files(split))
 
     def fingerprint(self) -> str:

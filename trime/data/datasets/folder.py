@@ -12,9 +12,9 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
-from trime.common.checks import check_number
+from trime.common.checks import check_choice, check_number
 from trime.common.urls import local_copy
-from trime.data.datasets.base import SPLITS, Dataset, Document, existing_folder, lines_of, printable
+from trime.data.datasets.base import COPIES, SPLITS, Dataset, Document, existing_folder, lines_of, printable
 from trime.data.datasets.files import (
     Found,
     entries_of,
@@ -68,7 +68,7 @@ class Folder(Dataset):
     then test, then train with the rest. If ``path`` is a file, its end is test and the text before it valid, by ``ratio`` of
     its bytes (``cut_text``). ``seed=None`` cuts every file of a folder like this, except those too short for it, which are
     train; ``seed=auto`` does it where valid and test would have a single file each, and is 0 otherwise. Without a ``name``, it
-    is that of the folder or file.
+    is that of the folder or file. ``copies=drop`` leaves out documents that are near copies of others (``near_copies``).
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class Folder(Dataset):
         suffix: str | list[str] | None = None,
         tokens: dict[str, int | str] | None = None,
         field: str = "text",
+        copies: str = "say",
     ):
         file = local_copy(path or "")
         self.is_file = file.is_file()
@@ -89,6 +90,8 @@ class Folder(Dataset):
         if isinstance(seed, str) and seed != "auto":
             raise UserError(f"dataset.seed={seed}: choose a whole number, null or auto")
         check_number("dataset.ratio", ratio, above=0, at_most=0.45)
+        check_choice("dataset.copies", copies, COPIES)
+        self.copies = copies
         self.tokenizer, self.ratio, self.seed = tokenizer, ratio, seed
         self.any, self.field = suffix is None, field
         self.suffixes = tuple(each.lower() for each in ([suffix or ""] if isinstance(suffix, str | None) else suffix))
@@ -293,9 +296,9 @@ class Folder(Dataset):
     def files(self, split: str) -> list[Path]:
         return self.layout.files[split]
 
-    def size(self, split: str) -> int:
+    def full_size(self, split: str) -> int:
         if not self.layout.is_cut:
-            return super().size(split)
+            return super().full_size(split)
         return sum(end - first for path in self.files(split) for first, end in [self.cuts[path].shares[split]])
 
     def documents(self, split: str) -> Iterator[Document]:
@@ -314,8 +317,11 @@ class Folder(Dataset):
         """Return how the text was split, and what was left out."""
         if self.is_file:
             within = ", within its lines" if self.within_lines else ""
-            return [f"{printable(self.location.name)} is split in its order (dataset.ratio={self.ratio}){within}"]
-        return [f"{self.layout.choice}; left out: {in_words(self.layout.left_out)}"]
+            return [
+                f"{printable(self.location.name)} is split in its order (dataset.ratio={self.ratio}){within}",
+                *self.copies_note(),
+            ]
+        return [f"{self.layout.choice}; left out: {in_words(self.layout.left_out)}", *self.copies_note()]
 
     def fingerprint(self) -> str:
         return super().fingerprint() + self.within_lines

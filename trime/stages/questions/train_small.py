@@ -118,7 +118,7 @@ class InitSmall(Artefact):
         return super().identity() | self.text.text_identity()
 
     def build(self, folder: Path) -> None:
-        documents = self.text.dataset.documents("train")
+        documents = self.text.dataset.kept_documents("train")
         lines = (line.decode("utf-8", "replace") for document in documents for line in document.lines)
         tokenizer = save_tokenizer(train_pieces(lines, self.vocabulary, special_tokens=[PADDING, END]), folder)
         torch.manual_seed(self.seed)
