@@ -97,6 +97,28 @@ def test_eq_8_interpolates_over_the_datastore_or_over_every_memory() -> None:
         assert float(score) == pytest.approx(math.log((1 - share) * part / whole + share * hits / every), abs=1e-12)
 
 
+@pytest.mark.parametrize("interpolated", [[["external"]], [["local", "external"]], [["local"], ["external"]]])
+@pytest.mark.parametrize("least", [-5.0, -200.0])
+def test_summed_losses_of_a_grid_are_those_of_its_tokens(interpolated: list[list[str]], least: float) -> None:
+    """Products of probabilities, some of them tiny, and empty memories, which leave the base."""
+    rng, n = torch.Generator().manual_seed(2), 13
+    config = composed("experiment=trime_ext", "tune.interpolation_share=[0.1,0.9]", "tune.temperature=[1.0,2.0]")
+    row = replace(parse_row({"joint": ["local"], "interpolate": interpolated}, config), sizes=(1, 2, 3))
+    times = len(row.divisors(1.0, 1.0))
+
+    def masses(empty: bool) -> LogMass:
+        total = torch.randn(3, times, n, generator=rng).double()
+        target = total + least * torch.rand(3, times, n, generator=rng).double()
+        target[..., 4] = -math.inf
+        total[..., 5:7] = target[..., 5:7] = -math.inf if empty else -1.0
+        return LogMass(target, total)
+
+    found = {"local": masses(False), "external": masses(True)}
+    vocabulary = LogMass(least * torch.rand(n, generator=rng).double(), torch.ones(n).double())
+    expected = -row.score(vocabulary, found).double().sum(-1)
+    assert torch.allclose(row.losses(vocabulary, found), expected, rtol=1e-12, atol=1e-9)
+
+
 def test_every_mixture_sums_to_one_with_empty_memories_too() -> None:
     batch = contexts(7, ROWS)
     logits = torch.randn(len(batch.token), WORDS, dtype=torch.float64)

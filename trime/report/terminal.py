@@ -58,7 +58,7 @@ def first_line(note: str) -> str:
     """Return the part of a note that fits a line: whole, or without its explanations and examples."""
     if len(note) <= WIDTH:
         return note
-    head = re.split(r"(?::|\.|;) | \(for instance", note)[0]
+    head = re.split(r"(?<=.{20})(?::|\.|;) | \(for instance", note)[0]
     return textwrap.shorten(head, WIDTH - 2, placeholder=" …").rstrip(".") + "."
 
 

@@ -62,8 +62,12 @@ class LossSums:
 
     def add(self, window: Window, score: Float[Tensor, "s a n"]) -> None:
         """Add the log-probabilities of a window by memory size, setting and token."""
+        self.add_losses(window, -score.double().sum(-1))
+
+    def add_losses(self, window: Window, loss: Float[Tensor, "s a"]) -> None:
+        """Add the summed losses of a window by memory size and setting."""
         key = int(window.contexts.positions.document[0]), window.scored_from // PART_TOKENS
-        self.put(key, -score.double().sum(-1).cpu(), score.shape[-1])
+        self.put(key, loss.cpu(), len(window.query.token))
 
     def put(self, key: tuple[int, int], loss: Tensor, count: int) -> None:
         """Add a summed loss of ``count`` tokens to a part of a document; UserError where it is NaN."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ import torch
 from trime.common.types import Float, LogMass, Tensor
 from trime.memory.inference.base import Memory, StateScope, Window
 from trime.scoring.mixtures.experts import ExpertMasses, History, Mixture, concat_masses, log_mixture, stack_masses
-from trime.scoring.mixtures.joint import interpolate, joint_log_prob, pool_masses
+from trime.scoring.mixtures.joint import interpolate, joint_log_prob, pool_masses, summed_interpolations
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,16 @@ class MixtureSpec:
             grid = LogMass(memory.target[:, None, :, None], memory.total[:, None, :, None])
             result, start = interpolate(result[:, :, None, None], grid, share).flatten(1, 3), end
         return result
+
+    def losses(self, vocabulary: LogMass, masses: dict[str, LogMass]) -> Float[Tensor, "s a"]:
+        """Return -log P(target) over the grid, summed over a window's tokens."""
+        if not self.interpolations:
+            return -self.score(vocabulary, masses).double().sum(-1)
+        *earlier, last = self.interpolations
+        base = replace(self, interpolations=tuple(earlier)).score(vocabulary, masses)
+        start = len(masses[last.memories[0]].total[0]) - len(last.temperature)
+        memory = pool_masses([LogMass(masses[name].target[:, start:], masses[name].total[:, start:]) for name in last.memories])
+        return -summed_interpolations(base, memory, last.share).flatten(1)
 
     @property
     def names(self) -> list[tuple[str, str]]:

@@ -90,7 +90,7 @@ class Evaluate(TestResults, ArtefactInParts):
 class EvaluateParts(Parts):
     """Parts of the test split for one group of rows after the other: summed losses, and the memories' share of P(target).
 
-    Rows of the same memories are a group, which asks each memory once.
+    Rows of the same memories are a group, which asks each memory once, whatever sizes were chosen for it.
     """
 
     def __init__(self, evaluate: Evaluate, folder: Path):
@@ -98,7 +98,7 @@ class EvaluateParts(Parts):
         self.rows, memories = evaluate.tune.rows(), evaluate.tune.memories
         alike: dict[Any, list[int]] = {}
         for number, row in enumerate(self.rows):
-            alike.setdefault((frozenset(row.memories), row.sizes, id(evaluate.tune.for_row(number))), []).append(number)
+            alike.setdefault((frozenset(row.memories), id(evaluate.tune.for_row(number))), []).append(number)
         self.groups = [*alike.values()]
         scopes = [
             max(memories.state_scope(self.rows[group[0]].memories), *(self.rows[row].state_scope for row in group))

@@ -148,7 +148,7 @@ class TuneParts(SplitParts):
         collector = MassCollector(fitted, None if limit is None else limit - part.before) if fitted else None
         for window, masses in scorer.query(windows_of(self.tune.encoded, part)):
             for row_sums, row, row_masses in zip(sums, rows, masses, strict=False):
-                row_sums.add(window, row.score(window.vocabulary, row_masses))
+                row_sums.add_losses(window, row.losses(window.vocabulary, row_masses))
             if collector:
                 collector.add(window, masses[-1])
             advance(len(window.vocabulary.total))
