@@ -89,9 +89,9 @@ enwik8: install ## TrimeLM_long on enwik8 as TRIME Table 4 (SIZE=tiny, ARGS=data
 
 KEPT ?= outputs/tables
 tables: SIZE := $(if $(filter command line,$(origin SIZE)),$(SIZE),small)
-tables: RUN += $(if $(filter cpu,$(EXTRA)),trainer.precision=32-true) # as the kept ones, on any processor
+tables: RUN += $(if $(filter cpu,$(EXTRA)),trainer.precision=bf16-mixed) # as the kept ones, on any processor
 tables: install ## the papers' tables in small (SIZE=small, three seeds of the main one; each resumes), their results.json in outputs/tables
-	$(RUN) -m table=main size=$(SIZE) evaluate.tokens=60k seed=0,1,2 report.keep=$(KEPT)/main $(ARGS)
+	$(RUN) -m table=main size=$(SIZE) evaluate.tokens=80k seed=0,1,2 report.keep=$(KEPT)/main $(ARGS)
 	$(RUN) table=domain size=$(SIZE) report.keep=$(KEPT)/domain dataset@evaluate.dataset=folder_code \
 	  evaluate.dataset.path=$$($(VENV)/bin/python -c 'import networkx; print(networkx.__path__[0])') $(ARGS)
 	for name in $(notdir $(basename $(wildcard conf/experiment/ablation/*.yaml))); do \
