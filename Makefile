@@ -9,7 +9,6 @@ ARGS   ?=
 # faiss-gpu where there is a CUDA device, else faiss-cpu: they must never be installed together.
 EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
-QUICK  := train.updates=200 datastore.tokens=500k evaluate.sample=starts
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev run test lint type docs pages pictures test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu ledger report clean
@@ -49,7 +48,7 @@ $(VENV)/.dev-%: pyproject.toml requirements.txt $(INSTALLED) | $(VENV)/bin/uv
 	$(into_venv)
 
 run: install ## does a memory help? a plain model, memories at test, and training for them, on the built-in corpus, in some 5 minutes on 2 cores
-	$(RUN) -m experiment=vanilla,knn_lm_cache,trime_ext $(QUICK)
+	$(RUN) table=first
 
 # One thread each: tests are small, and threads that wait for one another take what the other process needs.
 test: install-dev ## ruff, mypy, the pages and all tests but the slow ones, in random order, by two processes

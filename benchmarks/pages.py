@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from omegaconf import OmegaConf
 
 from trime.common.metrics import perplexity
 from trime.config.check import written
@@ -25,12 +26,12 @@ from trime.config.fields import described
 from trime.config.help import about, groups, schema_entries
 from trime.report import bootstrap
 from trime.report.bootstrap import Difference
-from trime.report.comparison import order_table
+from trime.report.comparison import compare_runs, order_table
 from trime.report.frontier import External, Point, frontier_points
 from trime.report.groups import Group, group_runs, split_by_mixture
-from trime.report.run_result import ScoredRun, run_from_json, scored_runs
-from trime.report.tables import memory_contribution, run_table
-from trime.report.terminal import ending, run_lines, run_verdict
+from trime.report.run_result import VOCABULARY, ScoredRun, run_from_json, scored_runs
+from trime.report.tables import memory_contribution, row_name
+from trime.report.terminal import ending
 from trime.stages.ledger import expected_cells, reproductions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,15 +77,23 @@ class Results:
             raise LookupError(f"{self.kept[0]['name']} has no adaptive row")
         return replace(self, index=-1)
 
-    @property
-    def printed(self) -> str:
-        """Return the table and the verdict that the run of the first seed ends with."""
-        run = scored_runs([run_from_json(self.kept[0])])[0]
-        return ending(run_verdict(run), run_lines(run, run_table(run)), (), "").strip("\n")
-
     def row(self, index: int) -> Results:
         """Return another row: 0 is the vocabulary alone, -1 the last."""
         return replace(self, index=index)
+
+    @property
+    def rows(self) -> dict[str, Results]:
+        """Return all rows by the names that tables give them."""
+        labels = [row_name(row["memories"]) for row in self.kept[0]["metrics"]["test"]]
+        return {label: self.row(index) for index, label in enumerate(labels)}
+
+    @property
+    def best(self) -> Results:
+        """Return the row with memories that is best on dev, among those without a fitted mixture."""
+        rows = self.rows.values()
+        return min(
+            (row for row in rows if row["row.memories"] != VOCABULARY and "fitted" not in row["dev"]), key=lambda row: row.dev
+        )
 
     def seed(self, seed: int) -> Results:
         """Return the results of one seed."""
@@ -161,6 +170,13 @@ class Folder:
     def scored(self) -> list[ScoredRun]:
         """Return the results of all runs in the folder, which holds nothing else, as reports read them."""
         return scored_runs(map(run_from_json, self.runs))
+
+    @property
+    def printed(self) -> str:
+        """Return what a command ends with that makes the runs of the folder."""
+        settings = OmegaConf.create({"against": "vanilla", "published": {}, "show_published": "never"})
+        compared = compare_runs(split_by_mixture(self.scored), settings)
+        return ending(compared.verdict, compared.lines, compared.text_notes, "").strip("\n")
 
     def order(self, title: str) -> str:
         """Return how many pairs of rows have the order of a set of published results, whose title begins with ``title``."""

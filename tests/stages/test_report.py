@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,30 +80,27 @@ def test_a_logger_that_is_added_later_gets_the_results(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_run_is_compared_with_its_baseline(
+def test_the_first_table_answers_whether_a_memory_helps(
     session_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The baseline is trained once, with the settings of the command that it has as well."""
+    """``make run``, made tiny: its first line has the plain model, the same memories at test, and training for them."""
     fixed = ["size=tiny", "train.updates=2", "logger=none", "report.samples.passages=0", "evaluate.tokens=1500"]
     places = [f"paths.data={session_folder}/data", f"paths.outputs={tmp_path}"]
-    command = ["cli.py", "experiment=trime", "memory.temperature=2.0", "report.baseline=vanilla", *fixed, *places, *NO_PICTURES]
-    monkeypatch.setattr("sys.argv", command)
+    monkeypatch.setattr("sys.argv", ["cli.py", "table=first", "datastore.tokens=5000", *fixed, *places, *NO_PICTURES])
     assert command_line.main() == 0
-    rows = [*csv.DictReader((tmp_path / "reports" / "latest" / "table.csv").open())]
-    assert {"vanilla", "trime", "trime, adaptive"} == {row["run"] for row in rows}
-    capsys.readouterr()
-    assert command_line.main() == 0 and "fit: made" not in capsys.readouterr().out
-    (file,) = tmp_path.glob("runs/vanilla/*/results.json")
-    assert "memory.temperature" not in json.loads(file.read_text())["command"]
+    rows = {row["run"]: row for row in csv.DictReader((tmp_path / "reports" / "latest" / "table.csv").open())}
+    assert {"vanilla", "knn_lm_cache, adaptive", "trime_ext", "trime_ext, adaptive"} <= {*rows}
+    printed = capsys.readouterr().out
+    (line,) = re.findall(r"^plain ([\d.]+) · with memories at test ([\d.]+) .*", printed, re.MULTILINE)
+    assert line[0] == rows["vanilla"]["test perplexity"] and "trained for them" in printed
+    assert line[1] in {row["test perplexity"] for name, row in rows.items() if name.startswith("knn_lm_cache")}
 
 
 def test_every_scored_token_is_written(language: SharedRun) -> None:
     """Its parts sum to its probability, weights to one, and log-probabilities to the loss."""
     graph, file = language.graph, language.folder / "tokens.jsonl"
     assert file.name in language.printed and file.name in (language.folder / "page.html").read_text()
-    assert "not a baseline" in " ".join(language.printed.split()), (
-        "the vocabulary of a model that was trained with a memory is none"
-    )
+    assert "-m experiment=vanilla,knn_lm_cache," in " ".join(language.printed.split()), "without its memories it is no baseline"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     row = language.results["metrics"]["test"][-1]
     assert len(lines) == row["tokens"]

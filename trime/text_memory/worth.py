@@ -11,6 +11,7 @@ import numpy as np
 from trime.common.types import Float, Int, Tensor
 from trime.data.datasets.files import Text
 from trime.report.bootstrap import Difference, paired_bootstrap
+from trime.report.run_result import FEWEST
 from trime.scoring.mixtures.experts import ExpertMasses
 
 PART = 1024  # tokens of a document that the bootstrap draws together, at most
@@ -81,6 +82,10 @@ class Worth:
         for label, name in rows:
             versus = str(self.differences[name]) if name != "all" else ""
             lines.append(f"{label:18}{self.perplexity[name]:10.2f}  {self.bits_per_byte[name]:9.3f}  {versus}".rstrip())
+        if not self.differences["model"].has_verdict:
+            lines.append(
+                f"too few: {self.differences['model'].units} texts or parts of {PART:,} tokens, where a verdict needs {FEWEST}"
+            )
         if self.near_copies:
             names = ", ".join(self.near_copies[:NAMED]) + (", …" if len(self.near_copies) > NAMED else "")
             lines.append(f"near copies of what is in memory, which make it look better than it is: {names}")
