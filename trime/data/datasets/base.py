@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 
 from trime.common.io import hash_of_files
 from trime.common.urls import local_copy
-from trime.data.copies import COPIED, RUN, copied_shares_in_order
+from trime.data.datasets.copies import COPIED, RUN, copied_shares_in_order
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
 
