@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.on_device import Step, main, run_steps
-from benchmarks.pages import RESULTS, TEMPLATES, Folder, pages
+from benchmarks.pages import RESULTS, TEMPLATES, Folder, benchmark, pages
 from benchmarks.parcels import cut, join
 from tests.conftest import composed
 from trime.errors import UserError
@@ -43,6 +43,15 @@ def test_no_number_of_a_table_is_typed(template: Path) -> None:
     for line in template.read_text(encoding="utf-8").splitlines():
         if line.startswith("|"):
             assert not re.search(r"\d\.\d", re.sub(r"\{\{.*?\}\}|\{%.*?%\}|`[^`]*`", "", line)), line
+
+
+def test_the_name_of_the_readme_is_one_that_memory_alone_knows() -> None:
+    """What README says of its picture: the model alone does not expect the name, with memory it does, and a line is its source."""
+    row = benchmark("newer_name")["rows"][0]
+    assert row["alone"] < 1e-6 and row["with memory"] > 0.1 and re.search(r"\.py, line \d+$", row["source"])
+    assert "".join(row["tokens"]).strip() == row["name"]
+    readme = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"the name `{row['name']}`" in readme and "SpanKind" not in readme
 
 
 def test_a_page_prints_the_mean_over_seeds_and_the_papers_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
