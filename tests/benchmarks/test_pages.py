@@ -46,7 +46,7 @@ def test_no_number_of_a_table_is_typed(template: Path) -> None:
 
 
 def test_the_name_of_the_readme_is_one_that_memory_alone_knows() -> None:
-    """What README says of its picture: the model alone does not expect the name, with memory it does, and a line is its source."""
+    """What README says of its picture: the model alone does not expect the name, with memory it does, from a line."""
     row = benchmark("newer_name")["rows"][0]
     assert row["alone"] < 1e-6 and row["with memory"] > 0.1 and re.search(r"\.py, line \d+$", row["source"])
     assert "".join(row["tokens"]).strip() == row["name"]

@@ -66,10 +66,10 @@ def test_a_comparison_has_at_most_five_columns() -> None:
     text = runs_lines(compare_table(groups, "vanilla", {"paper": {"trime": [1.0]}}), "perplexity", "vanilla")
     header, _, best, worst = text.splitlines()
     assert "paper" not in text and header.split("  ")[0] == "run" and best.startswith("trime") and worst.startswith("vanilla")
-    notes = ["A note: " + "explained " * 20, "Another note with words and words. " * 20, "c", "d", "e"]
+    notes = ["A note of some length: " + "explained " * 20, "Another note with words and words. " * 20, "c", "d", "e"]
     printed = ending("A verdict. " * 20, text, notes, "page: p")
     assert max(map(len, printed.splitlines())) <= WIDTH and printed.endswith("page: p")
-    assert printed.strip().startswith("A verdict.") and "\nA note.\n" in printed
+    assert printed.strip().startswith("A verdict.") and "\nA note of some length.\n" in printed
     assert "\nc\n2 more notes on the page.\n" in printed and "\nd" not in printed
 
 
@@ -88,7 +88,9 @@ def test_the_first_line_says_whether_a_memory_helps() -> None:
     first, second = runs_verdict(grouped([knn, trained, plain, worse, same])).splitlines()
     values = [f"{run['metrics']['test'][-1]['perplexity']:.2f}" for run in (plain, same, trained)]  # type: ignore[index]
     assert re.sub(r" \([^)]*\)", "", first) == "plain {} · with memories at test {} · trained for them {}".format(*values)
-    assert first.count("[") == 2 and "vanilla, knn_lm_cache, trime_ext" in second, "knn_lm has other memories"
+    assert first.count("[") == 1 and "vanilla; knn_lm_cache; trime_ext" in second, "knn_lm has other memories"
+    useless = with_memories("knn_lm_cache", 0.0, FITTED, False)
+    assert runs_verdict(grouped([plain, useless, trained])).count("no difference shown") == 1
     assert "with memories at test" in runs_verdict(grouped([plain, knn])) and "knn_lm" in runs_verdict(grouped([plain, knn]))
     assert "has the best" in runs_verdict(grouped([knn, trained])), "without a plain model, the best run beside the next"
 

@@ -123,11 +123,13 @@ def memory_verdict(groups: list[Group]) -> str:
     metric, texts = result_metric(plain), list[str]()
     for group, before in zip(chosen, [None, *chosen], strict=False):
         measured = measured_difference(group, before) if before else None
-        difference = "" if measured is None or math.isnan(measured.value) else f" ({measured})"
+        # The line fits a terminal: where a memory helps at test, the interval stands in the table.
+        shown = measured is not None and not math.isnan(measured.value) and (group is chosen[-1] or not measured.significant)
+        difference = f" ({measured})" * shown
         texts.append(f"{kind_of(group)} {decimals(group.mean('test', metric))}{difference}")
     labels = dict(zip(map(id, groups), group_labels(groups), strict=True))
-    names, seeds = ", ".join(labels[id(group)] for group in chosen), f", {len(plain.runs)} seeds" * (len(plain.runs) > 1)
-    about = f"Test {metric} on {plain.first.title}{seeds}, less the value before with its 95 % interval: {names}."
+    names, seeds = "; ".join(labels[id(group)] for group in chosen), f", {len(plain.runs)} seeds" * (len(plain.runs) > 1)
+    about = f"Test {metric} on {plain.first.title}{seeds}: {names}. In brackets: less the value before, 95 %."
     return f"{' · '.join(texts)}\n{about}"
 
 

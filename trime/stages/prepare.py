@@ -184,6 +184,8 @@ def duplicates_of(
     names, lengths = (corpus.names(split), others.names(other_split)), corpus.split(split).lengths
     if found := find_duplicates(corpus.documents(split), others.documents(other_split)):
         yield describe_duplicates(found, lengths, split, where, *names)
+    if is_same and text.dataset.copies == "drop":
+        return  # none is left, by its rule
     size = corpus.statistics["splits"][split]
     length = math.ceil(PASSAGE * size["tokens"] / max(size["bytes"], 1))
     copies = find_near_copies([*corpus.documents(split)], others.documents(other_split), length)
