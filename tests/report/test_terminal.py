@@ -106,7 +106,7 @@ ALONE, JOINED, FITTED = "vocabulary ⊕ (external)", "vocabulary + local + exter
         ("vocabulary + local + external ⊕ (local + external)", "local + external ⊕ all (Eq. 9)", "local external"),
         ("vocabulary + local + external ⊕ (external)", "local + external ⊕ external (Eq. 9, released)", "local external"),
         ("vocabulary + local ⊕ (external)", "local ⊕ external", "local external"),
-        ("vocabulary ⊕ (local + long) ⊕ (external)", "vocabulary ⊕ (local + long) ⊕ (external)", "local long external"),
+        ("vocabulary ⊕ (local + long) ⊕ (external)", "⊕ (local + long) ⊕ external", "local long external"),
         (FITTED, "adaptive: local, external", "local external"),
         ("adaptive, online: vocabulary, local", "adaptive, online: local", "local"),
     ],

@@ -57,6 +57,20 @@ class Comparison(NamedTuple):
         return runs_lines(self.table, metric_names(self.runs), self.against)
 
     @property
+    def shown(self) -> Table:
+        """Return the columns that fit a page: results, what was mixed, and the policy where several are compared."""
+        titles = ["run", INTERVAL.format(self.against), "memories"]
+        if len({group.row.eviction for group in self.groups} - {None}) > 1:
+            titles += ["eviction", "M"]
+        kept = [
+            number
+            for number, title in enumerate(self.table.header)
+            if title in titles or (title.startswith(("test ", "dev ", "BLEU")) and title != "test bits/byte")
+        ]
+        header, *lines = [[line[number] for number in kept] for line in [self.table.header, *self.table.lines]]
+        return Table(header, lines)
+
+    @property
     def footnotes(self) -> list[str]:
         """Return how the table's columns and marks are to be read."""
         units, header = " or ".join(sorted({units_of(group) for group in self.groups})), self.table.header
@@ -109,16 +123,17 @@ class Comparison(NamedTuple):
         return "\n\n".join([*shown, *self.notes]) + "\n"
 
     def sections(self, figures: dict[str, Figure]) -> list[Section]:
-        note = " ".join([self.verdict, f"{tables.text_facts(self.runs[0])}. The best run comes first.", *self.text_notes])
+        facts = f"{tables.text_facts(self.runs[0])}. The best run comes first; all columns are below."
+        note = f"{self.verdict}\n{facts}"
         results: Panel = partial(compare_panel, groups=self.groups)
         panels = [results, *policies_panels(self.groups), *curves_panels(self.runs)]
-        sections = [Section(self.title, note, [self.table], footnotes=self.footnotes)]
+        sections = [Section(self.title, note, [self.shown], footnotes=[*self.text_notes, *self.footnotes])]
         sections += picture_sections(f"Pictures of {self.title}", panels)
         for figure in figures.values():
             sections += picture_sections(figure.title, figure.comparison_panels(self.runs))
         if self.verdicts:
             sections.append(Section("Order of the papers", self.verdicts, [self.order], folded=True))
-        return sections
+        return [*sections, Section(f"All columns of {self.title}", "Also in table.csv.", [self.table], folded=True)]
 
 
 def compare_runs(runs: list[ScoredRun], settings: DictConfig) -> Comparison:

@@ -151,7 +151,7 @@ def row_name(label: str) -> str:
     joined = joint.split(" + ")[1:]
     pooled = [pool.strip("()").split(" + ") for pool in pools]
     if not joined:
-        return " ⊕ ".join(["vocabulary", *pools]) if pools else "no memory"
+        return " ".join(f"⊕ {pool if '+' in pool else pool.strip('()')}" for pool in pools) or "no memory"
     name, shared = " + ".join(joined), [set(pool) & set(joined) for pool in pooled]
     if not pools:
         return f"{name} (Eq. 6)"
@@ -222,10 +222,11 @@ def without_common(table: Table) -> Table:
     return Table(header, lines)
 
 
-def run_facts(run: ScoredRun) -> str:
-    """Return what the rows of a run's table have in common: the text, the search for neighbours."""
+def common_facts(run: ScoredRun) -> str:
+    """Return what the rows of a run's table have in common, as words before it."""
     search = one_value(row.search for row in run.metrics["test"] if row.search)
-    return text_facts(run) + f"; search: {search}" * bool(search)
+    scored = f"{run.row.tokens:,} tokens of test were scored once"
+    return f"{scored}{f', by {search} search' * bool(search)}; temperatures, weights and sizes were tuned on dev."
 
 
 def row_difference(row: Row, other: Row) -> Difference:

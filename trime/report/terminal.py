@@ -97,7 +97,7 @@ def run_verdict(run: ScoredRun) -> str:
     if row.bleu is not None:
         return f"{sentence}, {decimals(first.bleu or 0.0)} without memories."
     if run.trained_with_memory:  # without them it is no baseline: a model trained plainly does better
-        return f"{sentence}. What memories gain over a plain model: -m experiment=vanilla,knn_lm_cache,{run.name}"
+        return f"{sentence}. -m experiment=vanilla,knn_lm_cache,{run.name} says what memories gain over a plain model."
     return f"{sentence}{difference_text(row_difference(row, first), 'the model without memories')}."
 
 

@@ -106,9 +106,7 @@ def result_sections(run: ScoredRun, folder: Path, table: Table, notes: list[str]
     text = "\n".join([tables.markdown(*table), *(f"{note}\n" for note in notes)])
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", tables.to_csv(*table))
-    note = (
-        f"{run_verdict(run)} {tables.run_facts(run)}. Temperatures, weights and sizes were tuned on dev; test was scored once."
-    )
+    note = f"{run_verdict(run)}\n{tables.common_facts(run)}"
     sections = [Section("Results", note, [tables.without_common(table)], footnotes=notes, emphasise_last=True)]
     further = {"analysis.md": tables.analysis_text(run)} if run.analysis else {}
     if run.subsets:
