@@ -89,13 +89,16 @@ enwik8: install ## TrimeLM_long on enwik8 as TRIME Table 4 (SIZE=tiny, ARGS=data
 KEPT ?= outputs/tables
 tables: SIZE := $(if $(filter command line,$(origin SIZE)),$(SIZE),small)
 tables: RUN += $(if $(filter cpu,$(EXTRA)),trainer.precision=bf16-mixed) # as the kept ones, on any processor
-tables: install ## the papers' tables in small (SIZE=small, three seeds of the main one; each resumes), their results.json in outputs/tables
-	$(RUN) -m table=main size=$(SIZE) evaluate.tokens=80k seed=0,1,2 report.keep=$(KEPT)/main $(ARGS)
-	$(RUN) table=domain size=$(SIZE) report.keep=$(KEPT)/domain dataset@evaluate.dataset=folder_code \
+ABLATIONS := $(filter-out memory_size,$(notdir $(basename $(wildcard conf/experiment/ablation/*.yaml))))
+BUDGET := evaluate.tokens=80k seed=0,1,2
+tables: install ## the papers' tables in small (SIZE=small, three seeds; each resumes), their results.json in outputs/tables
+	for name in main test_memory segment_length trained_for; do \
+	  $(RUN) -m table=$$name size=$(SIZE) $(BUDGET) report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
+	$(RUN) experiment=ablation/memory_size size=$(SIZE) report.name=memory_size report.keep=$(KEPT)/memory_size $(ARGS)
+	for name in $(ABLATIONS); do \
+	  $(RUN) experiment=ablation/$$name size=$(SIZE) $(BUDGET) report.name=$$name report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
+	$(RUN) table=domain size=$(SIZE) $(BUDGET) report.keep=$(KEPT)/domain dataset@evaluate.dataset=folder_code \
 	  evaluate.dataset.path=$$($(VENV)/bin/python -c 'import networkx; print(networkx.__path__[0])') $(ARGS)
-	for name in $(notdir $(basename $(wildcard conf/experiment/ablation/*.yaml))); do \
-	  $(RUN) experiment=ablation/$$name size=$(SIZE) report.name=$$name report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
-	for name in test_memory segment_length trained_for; do $(RUN) table=$$name size=$(SIZE) report.keep=$(KEPT)/$$name $(ARGS) || exit 1; done
 
 BENCHMARKS := objective step packing external datastore startup memorizing attendre mixture
 bench: install-dev ## every claim of speed, side by side, into benchmarks/results (35 minutes on 2 cores)

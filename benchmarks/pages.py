@@ -292,12 +292,16 @@ def choices() -> dict[str, dict[str, str]]:
 
 
 def published_rows(table: str) -> list[dict[str, Any]]:
-    """Return the rows of a folder of conf/experiment/reproduce: the paper's name, its results by column, and the experiment."""
+    """Return the rows of a folder of conf/experiment/reproduce.
+
+    Each has the paper's name, its results by column, the experiment, and what differs from the paper or the authors' script.
+    """
     rows = []
     for experiment, expected in reproductions().items():
         if experiment.split("/")[1] == table and (cells := expected_cells(expected)):
             results = [f"{cell['column']} {cell['value']:g}" for cell in cells if cell["split"] in ("valid", "test")]
-            rows.append({"row": cells[0]["row"], "results": results, "experiment": experiment})
+            differs = [*expected.get("deviations", {}).values()]
+            rows.append({"row": cells[0]["row"], "results": results, "experiment": experiment, "differs": differs})
     return rows
 
 

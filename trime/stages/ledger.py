@@ -57,10 +57,15 @@ class Cell:
 
 
 def reproductions() -> dict[str, dict[str, Any]]:
-    """Return the section ``expected`` of each experiment reproduce/TABLE/ROW: its own settings over those of its table."""
-    found = {}
-    for file in sorted((CONF / "experiment" / "reproduce").glob("*/*.yaml")):
-        files = file.parent.with_suffix(".yaml"), file
+    """Return the section ``expected`` of each experiment reproduce/TABLE/ROW: its own settings over those of its defaults."""
+    found, folder = {}, CONF / "experiment" / "reproduce"
+    for file in sorted(folder.glob("*/*.yaml")):
+        own = yaml.safe_load(file.read_text(encoding="utf-8"))
+        names = [
+            name for name in own.get("defaults", []) if isinstance(name, str) and name.startswith("/experiment/reproduce/")
+        ]
+        shared = [folder / f"{name.rpartition('/')[2]}.yaml" for name in names if name.count("/") == 3]
+        files = *dict.fromkeys([file.parent.with_suffix(".yaml"), *shared]), file
         parts = [yaml.safe_load(path.read_text(encoding="utf-8")).get("expected", {}) for path in files]
         found[f"reproduce/{file.parent.name}/{file.stem}"] = plain(OmegaConf.merge(*parts))
     return found
