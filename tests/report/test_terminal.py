@@ -89,6 +89,7 @@ def test_the_first_line_says_whether_a_memory_helps() -> None:
     values = [f"{run['metrics']['test'][-1]['perplexity']:.2f}" for run in (plain, same, trained)]  # type: ignore[index]
     assert re.sub(r" \([^)]*\)", "", first) == "plain {} · with memories at test {} · trained for them {}".format(*values)
     assert first.count("[") == 1 and "vanilla; knn_lm_cache; trime_ext" in second, "knn_lm has other memories"
+    assert "· trained for memory " in runs_verdict(grouped([plain, trained, knn])), "nothing has the same memories at test"
     useless = with_memories("knn_lm_cache", 0.0, FITTED, False)
     assert runs_verdict(grouped([plain, useless, trained])).count("no difference shown") == 1
     assert "with memories at test" in runs_verdict(grouped([plain, knn])) and "knn_lm" in runs_verdict(grouped([plain, knn]))

@@ -130,7 +130,8 @@ def memory_verdict(groups: list[Group]) -> str:
     labels = dict(zip(map(id, groups), group_labels(groups), strict=True))
     names, seeds = "; ".join(labels[id(group)] for group in chosen), f", {len(plain.runs)} seeds" * (len(plain.runs) > 1)
     about = f"Test {metric} on {plain.first.title}{seeds}: {names}. In brackets: less the value before, 95 %."
-    return f"{' · '.join(texts)}\n{about}"
+    line = " · ".join(texts)
+    return f"{line if at_test else line.replace(TRAINED, 'trained for memory')}\n{about}"
 
 
 def kind_of(group: Group) -> str:

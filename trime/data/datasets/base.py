@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from trime.common.io import hash_of_files
+from trime.common.progress import Progress
 from trime.common.urls import local_copy
 from trime.data.datasets.copies import COPIED, RUN, copied_shares_in_order
 from trime.data.tokenizers import Tokenizer
@@ -71,17 +72,23 @@ class Dataset(ABC):
 
         Test is read first, then valid, then train, so that text to be scored stays where training text is its copy.
         """
-        order = [(split, number, text) for split in reversed(SPLITS) for number, text in enumerate(self.texts_of(split))]
-        shares = copied_shares_in_order(text for _, _, text in order)
-        found: dict[str, dict[int, int]] = {split: {} for split in SPLITS}
-        for (split, number, text), share in zip(order, shares, strict=True):
-            if share > COPIED:
-                found[split][number] = len(text)
-        return found
+        read: list[tuple[str, int, int]] = []  # split, number and bytes of each document
 
-    def texts_of(self, split: str) -> Iterator[bytes]:
-        """Yield the text of each document of a split."""
-        return (b"".join(document.lines) for document in self.documents(split))
+        def texts() -> Iterator[bytes]:
+            with Progress(total=sum(map(self.full_size, SPLITS)), unit="B", unit_scale=True, desc="find near copies") as bar:
+                for split in reversed(SPLITS):
+                    for number, document in enumerate(self.documents(split)):
+                        text = b"".join(document.lines)
+                        read.append((split, number, len(text)))
+                        bar.update(len(text))
+                        yield text
+
+        shares = copied_shares_in_order(texts())
+        found: dict[str, dict[int, int]] = {split: {} for split in SPLITS}
+        for (split, number, size), share in zip(read, shares, strict=True):
+            if share > COPIED:
+                found[split][number] = size
+        return found
 
     def copies_note(self) -> list[str]:
         """Return a remark on how many near copies were left out, if ``copies`` is drop."""
