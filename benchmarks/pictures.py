@@ -192,7 +192,9 @@ def papers_order(path: Path) -> None:
         tests = [of(name).test for of in points.values()]
         axis.plot([*points], tests, line, color=colour, lw=1.8, marker="o", ms=4)
         place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "center"}  # where lines are far apart
-        axis.annotate(name, (min(points), tests[0]), (-8, 0), fontsize=9, color=colour, **place)
+        axis.annotate(
+            name, (min(points), tests[0]), (-8, {"knn_lm": 6, "trime_long": -6}.get(name, 0)), fontsize=9, color=colour, **place
+        )
     axis.set(xscale="log", yscale="log", xlabel="updates of the whole training", ylabel="test perplexity")
     axis.set_xticks([*points], [f"{updates:,}" for updates in points])
     axis.set_yticks([75, 100, 150, 200, 300, 400], ["75", "100", "150", "200", "300", "400"])
