@@ -117,6 +117,11 @@ def test_summed_losses_of_a_grid_are_those_of_its_tokens(interpolated: list[list
     vocabulary = LogMass(least * torch.rand(n, generator=rng).double(), torch.ones(n).double())
     expected = -row.score(vocabulary, found).double().sum(-1)
     assert torch.allclose(row.losses(vocabulary, found), expected, rtol=1e-12, atol=1e-9)
+    if not any("local" in names for names in interpolated):  # a base that has no sizes
+        alone = replace(row, joint=())
+        found = {name: LogMass(mass.target[:, 2:], mass.total[:, 2:]) for name, mass in found.items()}
+        expected = -alone.score(vocabulary, found).double().sum(-1)
+        assert torch.allclose(alone.losses(vocabulary, found), expected, rtol=1e-12, atol=1e-9)
 
 
 def test_every_mixture_sums_to_one_with_empty_memories_too() -> None:

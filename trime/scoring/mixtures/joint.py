@@ -72,7 +72,9 @@ def interpolate(
     return torch.where(none, base, torch.where(all_of_it, log_probability, mixed))
 
 
-def summed_interpolations(base: Float[Tensor, "s a n"], memory: LogMass, shares: tuple[float, ...]) -> Float[Tensor, "s a t k"]:
+def summed_interpolations(
+    base: Float[Tensor, "#s a n"], memory: LogMass, shares: tuple[float, ...]
+) -> Float[Tensor, "s a t k"]:
     """Return the sums over tokens of ``interpolate`` for every base, every temperature of a memory [s t n] and every share.
 
     Shares lie between 0 and 1. Probabilities are multiplied, and their products have a logarithm together, which is many
