@@ -15,6 +15,7 @@ import torch
 from benchmarks.measure import Measured
 from trime.text_memory.memory import TextMemory
 from trime.text_memory.mixing import ExplainedToken
+from trime.text_memory.page import write_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,7 @@ def measure(options: argparse.Namespace) -> Measured:
     with torch.no_grad():
         alone = model(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
     (explained,) = memory.explain(tokens)
-    memory.explain_page(options.folder / "explained.html", tokens, title=options.title)
+    write_page(options.folder / "explained.html", options.title, explained, str(tokenizer.decode(tokens[0, :1])))
     found = places(options.name, explained)
     return Measured([row(options.name, explained, alone, place, len(memory)) for place in found], [])
 

@@ -27,7 +27,6 @@ from trime.config.help import about, groups, schema_entries
 from trime.report import bootstrap
 from trime.report.bootstrap import Difference
 from trime.report.comparison import compare_runs, order_table
-from trime.report.frontier import External, Point, frontier_points
 from trime.report.groups import Group, group_runs, split_by_mixture
 from trime.report.run_result import VOCABULARY, ScoredRun, run_from_json, scored_runs
 from trime.report.tables import memory_contribution, row_name
@@ -185,12 +184,6 @@ class Folder:
         agree, none, other = (verdicts[verdict] for verdict in ("agrees", "no difference shown", "disagrees"))
         agreeing = f"{agree} of the paper's {verdicts.total()} pairs have its order"
         return f"{agreeing}, {other} the opposite, and for {none} no difference is shown"
-
-    def point(self, memories: str, index: str = "", k: int = 0, keys: str = "") -> Point:
-        """Return the point of a frontier with some memories, as ``local + long``, an index, K and precision of keys."""
-        external = External(index, k, keys) if index else None
-        (found,) = [point for point in frontier_points(self.scored) if (point.names, point.external) == (memories, external)]
-        return found
 
 
 @cache

@@ -12,6 +12,7 @@ import xxhash
 from numpy.lib.stride_tricks import sliding_window_view
 
 from trime.data.datasets import Dataset
+from trime.data.datasets.copies import covered_share, hashes_of
 
 FEW_DOCUMENTS = 10  # number of documents below which a bootstrap draws parts of documents
 MANY_UNKNOWN = 0.02  # share of unknown tokens above which results are much too good
@@ -125,23 +126,8 @@ def copied_shares(documents: list[np.ndarray], others: Iterable[np.ndarray], len
     shares = {}
     for number, document in searched.items():
         starts = np.flatnonzero(copied[np.searchsorted(known, passages[number])])
-        # One more where a copied passage begins and one less behind its end: the running sum counts the passages over a token.
-        covered = np.zeros(len(document) + 1, np.int64)
-        np.add.at(covered, starts, 1)
-        np.add.at(covered, starts + length, -1)
-        shares[number] = float((np.cumsum(covered)[:-1] > 0).mean())
+        shares[number] = covered_share(starts, length, len(document))
     return shares
-
-
-def hashes_of(passages: np.ndarray) -> np.ndarray:
-    """Return a hash of 64 bits of each passage [n l] of tokens."""
-    length: int = passages.shape[1]
-    # A factor that is odd loses no bit of its token.
-    factors = np.random.default_rng(0).integers(1, 2**63, length, dtype=np.uint64) | np.uint64(1)
-    result = np.zeros(len(passages), np.uint64)
-    for column in range(length):
-        result += (passages[:, column].astype(np.uint64) + np.uint64(1)) * factors[column]
-    return result
 
 
 def describe_duplicates(

@@ -46,6 +46,7 @@ class Comparison(NamedTuple):
     table: Table
     order: Table
     against: str
+    verdict: str  # whether a memory helps, or which run is best
 
     @property
     def title(self) -> str:
@@ -62,13 +63,11 @@ class Comparison(NamedTuple):
         titles = ["run", INTERVAL.format(self.against), "memories"]
         if len({group.row.eviction for group in self.groups} - {None}) > 1:
             titles += ["eviction", "M"]
-        kept = [
+        return self.table.columns(
             number
             for number, title in enumerate(self.table.header)
             if title in titles or (title.startswith(("test ", "dev ", "BLEU")) and title != "test bits/byte")
-        ]
-        header, *lines = [[line[number] for number in kept] for line in [self.table.header, *self.table.lines]]
-        return Table(header, lines)
+        )
 
     @property
     def footnotes(self) -> list[str]:
@@ -100,11 +99,6 @@ class Comparison(NamedTuple):
             note if Counter(of_note) == shared else f"{', '.join(dict.fromkeys(of_note))}: {note}"
             for note, of_note in names.items()
         ]
-
-    @property
-    def verdict(self) -> str:
-        """Return the answer to what the runs ask: whether a memory helps, or which run is best."""
-        return runs_verdict(self.groups)
 
     @property
     def verdicts(self) -> str:
@@ -142,7 +136,7 @@ def compare_runs(runs: list[ScoredRun], settings: DictConfig) -> Comparison:
     hidden = settings.show_published == "never" or (settings.show_published == "auto" and own_text)
     published = {} if hidden else plain(settings.published) or {}
     table = compare_table(groups, settings.against, published)
-    return Comparison(runs, groups, table, order_table(groups, published), settings.against)
+    return Comparison(runs, groups, table, order_table(groups, published), settings.against, runs_verdict(groups))
 
 
 def joined_table(comparisons: list[Comparison]) -> Table:

@@ -71,6 +71,12 @@ class Table(NamedTuple):
         columns = [[line[number] for line in self.lines if line[number]] for number in range(len(self.header))]
         return [number > 0 and bool(cells) and all(map(NUMBER.fullmatch, cells)) for number, cells in enumerate(columns)]
 
+    def columns(self, numbers: Iterable[int]) -> Table:
+        """Return a table of some of the columns, by their numbers."""
+        kept = [*numbers]
+        header, *lines = [[line[number] for number in kept] for line in [self.header, *self.lines]]
+        return Table(header, lines)
+
 
 def markdown(header: list[str], lines: TableRows) -> str:
     """Return a Markdown table with aligned columns, those of numbers to the right."""
@@ -213,13 +219,11 @@ def run_table(run: ScoredRun) -> Table:
 
 def without_common(table: Table) -> Table:
     """Return a table without its columns of tokens and search where all rows that have one have the same."""
-    kept = [
+    return table.columns(
         number
         for number, title in enumerate(table.header)
         if title not in ("tokens", "search") or len({line[number] for line in table.lines} - {""}) > 1
-    ]
-    header, *lines = [[line[number] for number in kept] for line in [table.header, *table.lines]]
-    return Table(header, lines)
+    )
 
 
 def common_facts(run: ScoredRun) -> str:

@@ -21,7 +21,7 @@ from trime.report.tables import INTERVAL, PROCESSOR_TIME, Table, decimals, memor
 
 WIDTH = 100  # characters of a line
 COLUMNS = 5  # of a table
-PLAIN, AT_TEST, TRAINED, WITHOUT = "plain", "with memories at test", "trained for them", "trained for memory, without it"
+PLAIN, AT_TEST, TRAINED = "plain", "with memories at test", "trained for them"  # kinds of runs
 MOST_NOTES = 3  # that are printed; a page has all
 
 
@@ -117,27 +117,27 @@ def memory_verdict(groups: list[Group]) -> str:
     trained = next((group for group in rivals if kind_of(group) == TRAINED), None)
     memories = memories_of(trained.row.memories) if trained else None
     at_test = [group for group in rivals if kind_of(group) == AT_TEST and memories in (None, memories_of(group.row.memories))]
-    chosen = [group for group in (plain, *at_test[:1], trained) if group]
-    if plain is None or len(chosen) == 1:
+    others = [(AT_TEST, group) for group in at_test[:1]]
+    others += [(TRAINED if at_test else "trained for memory", group) for group in (trained,) if group]
+    if plain is None or not others:
         return ""
-    metric, texts = result_metric(plain), list[str]()
-    for group, before in zip(chosen, [None, *chosen], strict=False):
-        measured = measured_difference(group, before) if before else None
+    chosen, metric = [plain, *(group for _, group in others)], result_metric(plain)
+    texts = [f"{PLAIN} {decimals(plain.mean('test', metric))}"]
+    for (kind, group), before in zip(others, chosen, strict=False):
+        measured = measured_difference(group, before)
         # The line fits a terminal: where a memory helps at test, the interval stands in the table.
         shown = measured is not None and not math.isnan(measured.value) and (group is chosen[-1] or not measured.significant)
-        difference = f" ({measured})" * shown
-        texts.append(f"{kind_of(group)} {decimals(group.mean('test', metric))}{difference}")
+        texts.append(f"{kind} {decimals(group.mean('test', metric))}" + f" ({measured})" * shown)
     labels = dict(zip(map(id, groups), group_labels(groups), strict=True))
     names, seeds = "; ".join(labels[id(group)] for group in chosen), f", {len(plain.runs)} seeds" * (len(plain.runs) > 1)
     about = f"Test {metric} on {plain.first.title}{seeds}: {names}. In brackets: less the value before, 95 %."
-    line = " · ".join(texts)
-    return f"{line if at_test else line.replace(TRAINED, 'trained for memory')}\n{about}"
+    return f"{' · '.join(texts)}\n{about}"
 
 
-def kind_of(group: Group) -> str:
-    """Return whether a group's model has no memory, has some at test alone, or was trained for them."""
+def kind_of(group: Group) -> str | None:
+    """Return whether a model is plain, has memories at test alone, or was trained for them; None if it now lacks them."""
     if group.row.memories == VOCABULARY:
-        return WITHOUT if group.first.trained_with_memory else PLAIN
+        return None if group.first.trained_with_memory else PLAIN
     return TRAINED if group.first.trained_with_memory else AT_TEST
 
 

@@ -26,6 +26,7 @@ from trime.report.run_result import AnsweringRun, RunResult, ScoredRun, scored_r
 from trime.report.tables import markdown
 
 CELL_KEYS = ("table", "row", "column", "value", "tolerance", "split")  # of every expected result
+SHARED = Path("/experiment/reproduce")  # where the files lie that rows share
 STATES = ("ok", "off", "other machine", "not run")
 
 
@@ -61,13 +62,9 @@ def reproductions() -> dict[str, dict[str, Any]]:
     found, folder = {}, CONF / "experiment" / "reproduce"
     for file in sorted(folder.glob("*/*.yaml")):
         own = yaml.safe_load(file.read_text(encoding="utf-8"))
-        names = [
-            name for name in own.get("defaults", []) if isinstance(name, str) and name.startswith("/experiment/reproduce/")
-        ]
-        shared = [folder / f"{name.rpartition('/')[2]}.yaml" for name in names if name.count("/") == 3]
-        files = *dict.fromkeys([file.parent.with_suffix(".yaml"), *shared]), file
-        parts = [yaml.safe_load(path.read_text(encoding="utf-8")).get("expected", {}) for path in files]
-        found[f"reproduce/{file.parent.name}/{file.stem}"] = plain(OmegaConf.merge(*parts))
+        shared = [folder / f"{Path(name).name}.yaml" for name in own["defaults"] if Path(str(name)).parent == SHARED]
+        parts = [yaml.safe_load(path.read_text(encoding="utf-8")).get("expected", {}) for path in shared]
+        found[f"reproduce/{file.parent.name}/{file.stem}"] = plain(OmegaConf.merge(*parts, own.get("expected", {})))
     return found
 
 

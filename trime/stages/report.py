@@ -57,8 +57,8 @@ def report_run(graph: Graph) -> RunOutcome:
         copy_file(graph.model.path() / "metrics.csv", folder / "metrics.csv")
     if graph.per_token:
         copy_file(graph.per_token.path() / TOKENS, folder / TOKENS)
-    table, notes = tables.run_table(run), notes_of(run)
-    sections, is_alone = result_sections(run, folder, table, notes), runs_of_sweep() < 2
+    table, verdict, is_alone = tables.run_table(run), run_verdict(run), runs_of_sweep() < 2
+    sections = result_sections(run, folder, table, verdict)
     if is_alone:  # what follows decorates the results, and may take longer than they did
         print(f"results: {folder / 'results.json'}", flush=True)
     samples: list[Sample] = []
@@ -93,7 +93,7 @@ def report_run(graph: Graph) -> RunOutcome:
     ]
     page = write_page(Page(run.name, facts, [*sections, commands_section([run])], files), folder / "page.html")
     if is_alone:
-        print(ending(run_verdict(run), run_lines(run, table), tables.text_notes(run), place_of(page)), flush=True)
+        print(ending(verdict, run_lines(run, table), tables.text_notes(run), place_of(page)), flush=True)
     else:  # a sweep ends with a table of all
         print(f"{run_result(run)}, {page}", flush=True)
     # After all files: what is logged is what the page shows.
@@ -101,12 +101,13 @@ def report_run(graph: Graph) -> RunOutcome:
     return RunOutcome(run.dev.loss, (folder,))
 
 
-def result_sections(run: ScoredRun, folder: Path, table: Table, notes: list[str]) -> list[Section]:
+def result_sections(run: ScoredRun, folder: Path, table: Table, verdict: str) -> list[Section]:
     """Write the tables of a run, that of its rows with its notes; return the sections of its rows and its memories."""
+    notes = notes_of(run)
     text = "\n".join([tables.markdown(*table), *(f"{note}\n" for note in notes)])
     write_atomically(folder / "table.md", text)
     write_atomically(folder / "table.csv", tables.to_csv(*table))
-    note = f"{run_verdict(run)}\n{tables.common_facts(run)}"
+    note = f"{verdict}\n{tables.common_facts(run)}"
     sections = [Section("Results", note, [tables.without_common(table)], footnotes=notes, emphasise_last=True)]
     further = {"analysis.md": tables.analysis_text(run)} if run.analysis else {}
     if run.subsets:

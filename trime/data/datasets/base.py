@@ -55,23 +55,23 @@ class Dataset(ABC):
 
     def kept_documents(self, split: str) -> Iterator[Document]:
         """Yield the documents of a split, in order; without near copies if ``copies`` is drop. UserError if none is left."""
-        if self.copies == "say":
-            yield from self.documents(split)
-            return
-        left_out = self.near_copies[split]
-        number = -1
+        left_out, kept_any = self.near_copies[split], False
         for number, document in enumerate(self.documents(split)):
             if number not in left_out:
+                kept_any = True
                 yield document
-        if number + 1 == len(left_out) > 0:
+        if left_out and not kept_any:
             raise UserError(f"dataset {self.name}: {split} holds near copies of other documents only: set dataset.copies=say")
 
     @cached_property
     def near_copies(self) -> dict[str, dict[int, int]]:
-        """The near copies in each split: their numbers with their bytes.
+        """The near copies that are left out of each split: their numbers with their bytes.
 
         Test is read first, then valid, then train, so that text to be scored stays where training text is its copy.
         """
+        found: dict[str, dict[int, int]] = {split: {} for split in SPLITS}
+        if self.copies == "say":
+            return found
         read: list[tuple[str, int, int]] = []  # split, number and bytes of each document
 
         def texts() -> Iterator[bytes]:
@@ -84,7 +84,6 @@ class Dataset(ABC):
                         yield text
 
         shares = copied_shares_in_order(texts())
-        found: dict[str, dict[int, int]] = {split: {} for split in SPLITS}
         for (split, number, size), share in zip(read, shares, strict=True):
             if share > COPIED:
                 found[split][number] = size
@@ -107,8 +106,7 @@ class Dataset(ABC):
 
     def size(self, split: str) -> int:
         """Return the size of a split's documents in bytes, without near copies that are left out."""
-        left_out = 0 if self.copies == "say" else sum(self.near_copies[split].values())
-        return self.full_size(split) - left_out
+        return self.full_size(split) - sum(self.near_copies[split].values())
 
     def full_size(self, split: str) -> int:
         """Return the size of a split's text in bytes."""

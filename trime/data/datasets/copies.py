@@ -29,11 +29,7 @@ def copied_shares_in_order(texts: Iterable[bytes]) -> list[float]:
         places = np.flatnonzero(repeated[place] == of_text) if len(repeated) else place[:0]
         found = of_text[places].tolist()
         starts = places[[number in known for number in found]] if found else places
-        words = len(of_text) + RUN - 1  # a text of fewer is padded to one run
-        copied = np.zeros(words, bool)
-        for offset in range(RUN):
-            copied[starts + offset] = True
-        shares.append(float(copied.mean()))
+        shares.append(covered_share(starts, RUN, len(of_text) + RUN - 1))
         if shares[-1] <= COPIED:
             known.update(found)
     return shares
@@ -45,5 +41,24 @@ def run_hashes(text: bytes) -> np.ndarray:
         [xxhash.xxh3_64_intdigest(word.encode()) for word in WORD.findall(text.decode("utf-8", "replace"))], np.uint64
     )
     words = np.pad(words, (0, max(0, RUN - len(words))))
-    factors = np.random.default_rng(0).integers(1, 2**63, RUN, dtype=np.uint64) | np.uint64(1)  # an odd factor loses no bit
-    return sliding_window_view(words, RUN) @ factors
+    return hashes_of(sliding_window_view(words, RUN))
+
+
+def hashes_of(passages: np.ndarray) -> np.ndarray:
+    """Return a hash of 64 bits of each passage [n l] of tokens."""
+    length: int = passages.shape[1]
+    # A factor that is odd loses no bit of its token.
+    factors = np.random.default_rng(0).integers(1, 2**63, length, dtype=np.uint64) | np.uint64(1)
+    result = np.zeros(len(passages), np.uint64)
+    for column in range(length):
+        result += (passages[:, column].astype(np.uint64) + np.uint64(1)) * factors[column]
+    return result
+
+
+def covered_share(starts: np.ndarray, length: int, size: int) -> float:
+    """Return the share of ``size`` tokens that lie in runs of ``length`` tokens, which begin at ``starts``."""
+    # One more where a run begins and one less behind its end: the running sum counts the runs over a token.
+    covered = np.zeros(size + 1, np.int64)
+    np.add.at(covered, starts, 1)
+    np.add.at(covered, starts + length, -1)
+    return float((np.cumsum(covered)[:-1] > 0).mean())
