@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
+import inspect
 import json
+import sys
+import sysconfig
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
+PACKAGE = str(Path(__file__).parents[1])
+INSTALLED = tuple(f"{place}/" for place in {PACKAGE, *map(sysconfig.get_paths().get, ("stdlib", "purelib", "platlib"))} if place)
 Free = Annotated[T, "free"]  # a field that cannot change a result, such as a device or a place: no hash contains it
 
 
@@ -29,10 +38,12 @@ def identity_of(value: Any) -> Any:
     """
     if isinstance(fingerprint := getattr(value, "fingerprint", None), str):
         return fingerprint
+    code = code_of(type(value).__module__)
     if hasattr(value, "identity"):
-        return value.identity()
+        return [value.identity(), code] if code else value.identity()
     if dataclasses.is_dataclass(value):
-        return {"type": type(value).__name__} | {name: identity_of(part) for name, part in hashed_fields(value).items()}
+        own = {"type": type(value).__name__} | ({"code": code} if code else {})
+        return own | {name: identity_of(part) for name, part in hashed_fields(value).items()}
     if isinstance(value, Mapping):
         return {str(name): identity_of(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -43,5 +54,44 @@ def identity_of(value: Any) -> Any:
 
 
 def fingerprint_of(content: Any) -> str:
-    """Return the hash of plain data, in 12 digits."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    """Return the hash of plain data, in 12 digits; it depends on the code of classes that users name by ``_target_``."""
+    return hashlib.sha256(json.dumps(with_code(content), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def with_code(content: Any) -> Any:
+    """Return plain data in which settings with a ``_target_`` of the user's own also have a hash of its code."""
+    if isinstance(content, list | tuple):
+        return [with_code(part) for part in content]
+    if not isinstance(content, dict):
+        return content
+    target = content.get("_target_")
+    code = code_of(target) if isinstance(target, str) else None
+    return {name: with_code(part) for name, part in content.items()} | ({"code": code} if code else {})
+
+
+def code_of(name: str) -> str | None:
+    """Return a hash of the module that ``name`` is in, and of the user's modules that it imports; None if it is installed.
+
+    Code of this package and of installed ones, which are told apart by their versions, is not the user's.
+    """
+    if name.partition(".")[0] in ("trime", "builtins"):
+        return None
+    module = imported(name)
+    files, waiting = dict[str, str](), [module]
+    while waiting:
+        module = waiting.pop()
+        file = getattr(module, "__file__", None)
+        if not file or not file.endswith(".py") or file in files or file.startswith(INSTALLED):
+            continue
+        files[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        for value in [*vars(module).values()]:
+            waiting.append(value if inspect.ismodule(value) else sys.modules.get(getattr(value, "__module__", None) or ""))
+    return hashlib.sha256("".join(sorted(files.values())).encode()).hexdigest() if files else None
+
+
+def imported(name: str) -> ModuleType | None:
+    """Return the module that a dotted name begins with; None where there is none."""
+    for end in range(len(parts := name.split(".")), 0, -1):
+        with suppress(ImportError, ValueError):
+            return importlib.import_module(".".join(parts[:end]))
+    return None

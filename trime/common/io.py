@@ -213,6 +213,20 @@ def write_array(path: Path, array: np.ndarray) -> None:
         np.save(file, array)
 
 
+def new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.memmap[Any, Any]:
+    """Return a new .npy file of zeros as an array that is written through memory; OSError where the disk has no room for it."""
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    with path.open("r+b") as file:
+        allocate(file.fileno(), path.stat().st_size)
+    return array
+
+
+def allocate(file: int, size: int) -> None:
+    """Give an open file its blocks: a disk that is full is told here by OSError, and not by a signal when they are written."""
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        os.posix_fallocate(file, 0, size)
+
+
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file, if it exists, whole or not at all."""
     if source.is_file():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -13,6 +16,8 @@ from numba import njit
 from numpy.polynomial import Chebyshev, Polynomial
 
 from trime.common.types import Tensor
+
+log = logging.getLogger(__name__)
 
 LANES = 32  # partial sums, which vector instructions add to at once
 STEP = 4 * LANES  # terms that are added to the partial sums at once
@@ -26,20 +31,58 @@ HIDDEN = np.float32(-np.inf)  # the score of an entry that is not seen
 MIN_EXPONENT = np.float32(-87.0)  # e^-87 is close to the smallest normal float32
 
 
+class ParallelKernel:
+    """A function compiled in two ways: for one thread, which starts no others, and for several."""
+
+    def __init__(self, function: FunctionType):
+        alone = FunctionType(function.__code__, function.__globals__, function.__name__)
+        alone.__qualname__ += ".alone"  # numba's cache tells the two apart by this name
+        alone.__module__ = function.__module__
+        self.alone, self.shared = compiled(alone), compiled(function, parallel=True)
+
+
 def numba_jit(parallel: bool = False) -> Callable[[Any], Any]:
     """Return a decorator that compiles a function by numba, without the wrapper of an import hook (shape checks in tests).
 
     Arithmetic is strict (no fastmath): where the compiler may reorder a sum, it does so differently in code that it has just
     compiled and in code from its cache, and the first run after installation would differ from later ones.
     """
-    return lambda function: njit(inspect.unwrap(function), parallel=parallel, cache=True)
+    make = ParallelKernel if parallel else compiled
+    return lambda function: make(inspect.unwrap(function))
 
 
-def run_kernel(kernel: Any, *arguments: Any) -> Any:
-    """Run a kernel on as many threads as PyTorch uses; tensors are passed as arrays that share their memory."""
-    max_threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    numba.set_num_threads(min(torch.get_num_threads(), max_threads))
-    return kernel(*(part.detach().numpy() if isinstance(part, Tensor) else part for part in arguments))
+def compiled(function: FunctionType, parallel: bool = False) -> Any:
+    """Return a function that numba compiles when it is first called, and keeps on disk where a folder can be written."""
+    try:
+        return njit(function, parallel=parallel, cache=True)
+    except RuntimeError:  # neither the package's folder nor one of the user's can be written
+        warn_of_no_cache()
+        return njit(function, parallel=parallel)
+
+
+@cache
+def warn_of_no_cache() -> None:
+    log.warning("compiled kernels cannot be kept, so that each process compiles them again: set NUMBA_CACHE_DIR to a folder")
+
+
+def run_kernel(kernel: ParallelKernel, *arguments: Any) -> Any:
+    """Run a kernel on as many threads as PyTorch uses; tensors are passed as arrays that share their memory.
+
+    The numbers of threads of PyTorch and numba stay as they were: when numba starts its threads, OpenMP, which PyTorch
+    shares, is set to all cores.
+    """
+    arrays = [part.detach().numpy() if isinstance(part, Tensor) else part for part in arguments]
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return kernel.alone(*arrays)
+    before = numba.get_num_threads()  # starts numba's threads
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    try:
+        return kernel.shared(*arrays)
+    finally:
+        numba.set_num_threads(before)
 
 
 @numba_jit()

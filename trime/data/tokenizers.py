@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
+# Marks that combine with a letter, which \w leaves out: vowel signs, accents of their own; and those that join letters.
+MARKS = "".join(chr(code) for code in range(0x300, 0x20000) if unicodedata.category(chr(code)) in ("Mn", "Mc", "Me"))
+LETTER = rf"[\w{MARKS}\u200c\u200d]"
 
 
 @runtime_checkable
@@ -54,7 +58,7 @@ class Words(Whitespace):
     """Splits into words (with inner apostrophes) and single marks; ``<eos>`` where blank lines end a paragraph."""
 
     end = "\n\n"
-    pattern = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
+    pattern = re.compile(rf"{LETTER}+(?:['’]{LETTER}+)*|[^\w\s]")
 
     def tokens(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
         in_paragraph = False
@@ -77,7 +81,7 @@ class PythonSource(Whitespace):
     """
 
     pattern = re.compile(
-        r"[^\W\d]\w*"  # identifiers, keywords, words of strings and comments
+        rf"[^\W\d]{LETTER}*"  # identifiers, keywords, words of strings and comments
         r"|\d(?:[\w.]|(?<=[eE])[+-])*"  # numbers
         r"|\*\*=|//=|>>=|<<=|\.\.\.|\*\*|//|>>|<<|<=|>=|==|!=|->|:=|[-+*/%&|^@]="  # operators
         r'|"""|\'\'\''

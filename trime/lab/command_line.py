@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
+os.environ["MPLBACKEND"] = "agg"  # pictures are files; a notebook's own backend is not known here
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences a harmless warning of the gradient reducer
 
 import hydra
@@ -85,6 +86,16 @@ def limit_threads(words: list[str]) -> None:
     """Tell the libraries of ``threads=N`` before they are imported: their pools are made then."""
     counts = [word.partition("=")[2] for word in words if re.fullmatch(r"threads=[1-9]\d*", word)]
     os.environ.update({name: counts[-1] for name in THREADS if counts})
+
+
+def check_text_exists(words: list[str]) -> None:
+    """Raise UserError where a dataset's path names nothing: to import what would find that out takes longer than all else."""
+    for word in words:
+        key, _, value = word.partition("=")
+        if re.fullmatch(r"(evaluate\.|datastore\.)?dataset\.path", key) and not re.search(r"://|[][{}(),$]|^(null)?$", value):
+            path = Path(value.strip("'\"")).expanduser()
+            if not path.exists():
+                raise UserError(f"{key}={path}: there is no file or folder of that name")
 
 
 def is_about_runs(words: list[str]) -> bool:
@@ -238,6 +249,7 @@ def main() -> int:
     limit_threads(sys.argv[1:])
     try:
         check_options(sys.argv[1:])
+        check_text_exists(sys.argv[1:])
         if is_about_runs(sys.argv[1:]):
             return look_after(sys.argv[1:])
         return 0 if run_jobs() else 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +21,12 @@ from trime.common.checks import check_number
 from trime.common.types import Float, Int, Tensor
 from trime.data.datasets.files import one_line_end, whole_characters
 from trime.errors import UserError
-from trime.models.pretrained.loading import identity_of_model, positions_of, unwrapped
+from trime.models.pretrained.loading import device_of, identity_of_model, positions_of, unwrapped
 from trime.models.pretrained.tokenizer import encode_text, prompt_frame
 
 PROBE = Path(__file__).with_name("probe.txt")  # a text that tells tokenizers apart and gives the scale of contexts
 SCORES = 2**24  # log-probabilities that are held at once
+PROBED = 8  # tokens whose contexts may not depend on as many that follow
 ANCHOR = "a"  # decoded before a token, so that the space that the token begins with is not dropped
 
 
@@ -42,6 +43,26 @@ class Calls(threading.local):
     last: Float[Tensor, "b n d"] | None = None  # contexts that it read last
     since: int = 0  # calls since these were asked for
     wanted: int | None = None  # last contexts whose logits are computed; None: all
+    keeps_scores: bool = False  # the model's logits of the last token are wanted too, before any processor changes them
+    scores: Float[Tensor, "b v"] | None = None
+
+
+class Hook:
+    """A hook on a module that calls a method of a decoder as long as that lives; copies of the module have one that does nothing.
+
+    The model must not keep the decoder alive, and can be pickled and sent to other processes.
+    """
+
+    def __init__(self, method: Callable[..., Any] | None = None):
+        self.method = (lambda: None) if method is None else weakref.WeakMethod(method)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, *arguments: Any) -> Any:
+        method = self.method()
+        return method(*arguments) if method else None
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
 
 
 class Decoder:
@@ -51,30 +72,35 @@ class Decoder:
         check_number("window", window, at_least=1, whole=True)
         check_number("overlap", overlap, at_least=0, whole=True)
         self.model, self.tokenizer, self.window, self.overlap = model, tokenizer, window, overlap
-        head = getattr(unwrapped(model), "get_output_embeddings", lambda: None)()
-        if head is None:
-            raise UserError(f"{type(model).__name__} has no output layer that predicts tokens: pass a causal language model")
+        own = unwrapped(model)
+        head = getattr(own, "get_output_embeddings", lambda: None)()
+        if head is None or own.config.is_encoder_decoder:
+            raise UserError(f"{type(own).__name__} has no output layer that continues a text: pass a causal language model")
         self.check_mode()
-        self.width = head.weight.shape[1]
-        self.vocabulary = max(head.weight.shape[0], len(tokenizer))
-        self.embedded = unwrapped(model).get_input_embeddings().weight.shape[0]
+        self.width, symbols = shape_of_linear(head)
+        self.vocabulary = max(symbols, len(tokenizer))
+        self.embedded = own.get_input_embeddings().num_embeddings
         self.start = prompt_frame(tokenizer, chat_template=False)[0]  # as the tokenizer begins every text
-        positions = positions_of(unwrapped(model).config)
+        positions = positions_of(own.config)
         if window + overlap + len(self.start) > positions:
             self.overlap = min(overlap, positions // 4)
             self.window = min(window, positions - self.overlap - len(self.start))
         self.calls = Calls()
         self.pieces = Pieces(tokenizer)
-        # The model must not keep this object, and its hook, for as long as it lives itself.
-        caught = weakref.WeakMethod(self.catch)
-        hook = head.register_forward_pre_hook(lambda *inputs: caught()(*inputs) if caught() else None)  # type: ignore[misc]
-        weakref.finalize(self, hook.remove)
+        for hook in (head.register_forward_pre_hook(Hook(self.catch)), own.register_forward_hook(Hook(self.keep_scores))):
+            weakref.finalize(self, hook.remove)
+        self.check_causal()
 
     def catch(self, module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Keep the contexts that the output layer reads, and let it compute for those alone whose logits are wanted."""
         calls = self.calls
         calls.last, calls.since = inputs[0].detach(), calls.since + 1
         return (inputs[0][:, -calls.wanted :],) if calls.wanted else None
+
+    def keep_scores(self, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep the logits of the last token, where they are wanted."""
+        if self.calls.keeps_scores:
+            self.calls.scores = output.logits[:, -1].detach()
 
     def take_last(self) -> tuple[Tensor | None, int]:
         """Return the contexts that the output layer read last in this thread, and in how many calls since the last time."""
@@ -87,6 +113,32 @@ class Decoder:
         """Raise UserError if the model drops units out."""
         if self.model.training:
             raise UserError("the model is in training mode, in which its contexts are drawn at random: call model.eval() first")
+
+    def check_causal(self) -> None:
+        """Raise UserError if contexts depend on tokens that follow them, as in a model that fills gaps."""
+        tokens = torch.arange(2 * PROBED).remainder(self.embedded).repeat(2, 1)
+        tokens[1, PROBED:] = tokens[1, PROBED:].flip(0)
+        with torch.no_grad(), self.with_logits_of(1):
+            self.model(input_ids=tokens.to(device_of(self.model)), use_cache=False)
+        last, _ = self.take_last()
+        if last is None:
+            raise UserError(f"{type(self.model).__name__} does not call its output layer: pass a causal language model")
+        one, other = last[:, -2 * PROBED : -PROBED].float()  # prompts that were learned come before them
+        rounding = 1e-4 if last.dtype == torch.float32 else 3e-2
+        if (one - other).norm() > rounding * one.norm():
+            raise UserError(
+                f"{type(self.model).__name__} sees what follows a token, which it should predict: pass a causal language model "
+                "(of BERT and the like one with is_decoder=True)"
+            )
+
+    @contextmanager
+    def with_scores(self) -> Iterator[None]:
+        """Keep the model's own logits of each token, for a processor."""
+        self.calls.keeps_scores = True
+        try:
+            yield
+        finally:
+            self.calls.keeps_scores, self.calls.scores = False, None
 
     @contextmanager
     def with_logits_of(self, count: int) -> Iterator[None]:
@@ -120,7 +172,7 @@ class Decoder:
         """
         self.check_mode()
         with torch.no_grad(), self.with_logits_of(scored if logits else 1):
-            scores = self.model(input_ids=tokens[None].to(self.model.device), use_cache=False).logits
+            scores = self.model(input_ids=tokens[None].to(device_of(self.model)), use_cache=False).logits
         last, _ = self.take_last()
         assert last is not None
         context = last[0, -scored:].float()
@@ -177,6 +229,14 @@ class Decoder:
             return tokens
         is_text = np.flatnonzero(tokens != self.tokenizer.pad_token_id)
         return tokens[: int(is_text[-1]) + 1] if len(is_text) else tokens
+
+
+def shape_of_linear(layer: Any) -> tuple[int, int]:
+    """Return how many numbers a linear layer reads and writes; in a quantised one ``weight`` may be anything."""
+    if hasattr(layer, "in_features"):
+        return layer.in_features, layer.out_features
+    symbols, width = layer.weight.shape
+    return width, symbols
 
 
 def as_stored(text: str) -> str:

@@ -26,12 +26,14 @@ from trime.data.texts import path_list, read_files, read_texts
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
+from trime.models.pretrained.loading import device_of
 from trime.text_memory.decoder import PROBE, Decoder, as_stored
-from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, TEXT_ORDERS, Experts, followers_of
+from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, TEXT_ORDERS, Experts
 from trime.text_memory.mixing import ExplainedToken, confidence, mixed, parts_of, predict
 from trime.text_memory.page import write_page
-from trime.text_memory.processor import MemoryProcessor
-from trime.text_memory.segment import Content, Document, Source
+from trime.text_memory.processor import AfterPrompt, MemoryProcessor, StopAfterPrompt, StreamAfterPrompt
+from trime.text_memory.prompts import padded, prompts_of
+from trime.text_memory.segment import Content, Document, Segment, Source
 from trime.text_memory.store import TextStore
 from trime.text_memory.worth import Scored, Worth
 
@@ -42,12 +44,11 @@ FOLDS = 8
 MEND = "delete it, and fit the memory again"
 NOISE = 0.02  # nats: a feature that varies less, as of an untrained model, holds rounding errors
 SHOWN = 8  # tokens on each side of a source
+FOLLOWING, AROUND = 24, 48  # bytes of text behind a place, and on both sides of it, that are read
 # Settings of the model's generate that this memory's decides itself, or that it cannot follow.
-REFUSED = {"attention_mask", "inputs", "input_ids", "inputs_embeds"}
-REFUSED |= {"return_dict_in_generate", "generation_config", "guidance_scale"}
+REFUSED = {"attention_mask", "inputs", "input_ids", "inputs_embeds", "return_dict_in_generate", "generation_config", "guidance_scale"}
+REFUSED |= {"output_scores", "output_logits", "output_attentions", "output_hidden_states"}
 ROW = re.compile(r"(.*), (?:row|line) \d+", re.DOTALL)  # the name of a row of a file
-# What a prompt ends with and a token may begin with: a word, marks, or blanks.
-LAST_PIECE = re.compile(r" ?\w+$| ?[^\w\s]+$|[ \t]+$")
 
 
 class TextMemory:
@@ -92,17 +93,17 @@ class TextMemory:
             if known.get(name) != checksum:
                 tokens = self.decoder.encode(text.content)
                 if len(tokens) > 1:
-                    new[name] = Document(name, checksum, len(tokens)), tokens
+                    new[name] = Document(name, checksum, len(tokens)), tokens, as_stored(text.content).encode()
                 elif name in known:
                     gone.add(name)
         if not texts:
             log.warning("there is no text in %s", ", ".join(map(str, paths)))
         if gone:  # texts that are empty now, and rows that their files no longer have
             self.store.remove(gone)
-        with Progress(total=sum(len(tokens) for _, tokens in new.values()), unit="token", unit_scale=True, desc="add") as bar:
-            for document, tokens in new.values():
+        with Progress(total=sum(len(tokens) for _, tokens, _ in new.values()), unit="token", unit_scale=True, desc="add") as bar:
+            for document, tokens, content in new.values():
                 key = np.concatenate([*self.keys(tokens, bar)]) if self.knn else None
-                self.store.add(Content([document], tokens, self.decoder.lines(tokens), key))
+                self.store.add(Content([document], tokens, self.decoder.lines(tokens), key, [content]))
                 bar.update(0 if self.knn else len(tokens))
         return len(new) + len(gone)
 
@@ -267,86 +268,95 @@ class TextMemory:
         """Return a logits processor for ``generate`` of this memory's model; UserError before ``fit``."""
         return MemoryProcessor(self.decoder, self.scaled, self.experts(), self.mixture(), healed)
 
-    def generate(self, prompt: str | list[str], max_new_tokens: int = 64, **settings: Any) -> Any:
-        """Return the continuation of a prompt, or of each of several; ``settings`` are those of the model's ``generate``.
+    def generate(self, prompt: Any, max_new_tokens: int = 64, **settings: Any) -> Any:
+        """Return what follows a prompt, or each of several, as text; ``settings`` are those of the model's ``generate``.
 
-        The last word of a prompt, or the blanks at its end, are written again with what follows: a token of the stored texts
-        may begin there and end later. Not so where ``stop_strings`` or a ``streamer`` would take it for what follows.
+        A prompt is a text, a chat (messages with role and content, as the tokenizer's template takes them), or token numbers.
+        The last word of a text, or the blanks at its end, are written again with what follows: a token of the stored texts may
+        begin there and end later. Processors, ``stop_strings`` and a ``streamer`` see it as given.
         """
-        prompts = [prompt] if isinstance(prompt, str) else prompt
-        if not isinstance(prompts, list | tuple) or not prompts or not all(isinstance(each, str) for each in prompts):
-            raise UserError(f"prompt={shown(prompt)}: pass a text, or a list of texts")
+        prompts, is_one = prompts_of(prompt, self.decoder)
         check_number("max_new_tokens", max_new_tokens, at_least=1, whole=True)
         if own := sorted(REFUSED & {*settings}):
             raise UserError(
                 f"generate takes no {', '.join(own)}: call the model's own with logits_processor=[memory.processor()]"
             )
-        tokenizer = self.decoder.tokenizer
-        # A character of several tokens cannot be begun again as text.
-        ends = [match[0] if (match := LAST_PIECE.search(each)) and match[0].isascii() else "" for each in prompts]
-        if settings.get("stop_strings") or settings.get("streamer"):
-            ends = [""] * len(prompts)
-        encoded = [self.decoder.encode(each.removesuffix(end)) for each, end in zip(prompts, ends, strict=True)]
-        for row, tokens in enumerate(encoded):
-            if not len(tokens):
-                encoded[row], ends[row] = self.decoder.encode(prompts[row]), ""
-                if not len(encoded[row]):
-                    raise UserError("an empty prompt gives the model nothing to begin with: pass some text")
         # They are written again, some in more tokens than others.
-        room = [max_new_tokens + len(self.decoder.encode(end)) - len(self.decoder.start) for end in ends]
+        again = [len(self.decoder.inside(each.end)) if each.end else 0 for each in prompts]
+        room = [max_new_tokens + count for count in again]
+        tokenizer, processor = self.decoder.tokenizer, self.processor([each.end for each in prompts])
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        longest = max(map(len, encoded))
-        inputs = torch.full((len(encoded), longest), padding or 0, device=self.decoder.model.device)
-        mask = torch.zeros_like(inputs)
-        for row, tokens in enumerate(encoded):
-            inputs[row, longest - len(tokens) :] = torch.from_numpy(tokens)
-            mask[row, longest - len(tokens) :] = 1
+        tokens, mask = (each.to(device_of(self.decoder.model)) for each in padded(prompts, padding or 0))
+        others = [AfterPrompt(each, processor) for each in settings.pop("logits_processor", None) or []]
         settings = {"pad_token_id": padding, "do_sample": False, **settings}
-        output = self.decoder.model.generate(
-            inputs,
-            attention_mask=mask,
-            logits_processor=[*(settings.pop("logits_processor", None) or []), self.processor(ends)],
-            max_new_tokens=max(room),
-            **settings,
-        )
-        special, repeats = {*tokenizer.all_special_ids}, len(output) // len(prompts)
-        written = [row[: room[number // repeats]] for number, row in enumerate(output[:, longest:].tolist())]
-        texts = [self.decoder.text_of([token for token in row if token not in special]) for row in written]
-        wanted = [ends[row // repeats] for row in range(len(texts))]
-        texts = [text[len(end) :] if text.startswith(end) else "" for text, end in zip(texts, wanted, strict=True)]
-        return texts[0] if isinstance(prompt, str) and repeats == 1 else texts
+        if settings.get("min_new_tokens"):
+            settings["min_new_tokens"] += min(again)
+        if stops := settings.pop("stop_strings", None):
+            settings.pop("tokenizer", None)  # the model's own needs one
+            criterion = StopAfterPrompt([stops] if isinstance(stops, str) else [*stops], prompts, self.decoder)
+            settings["stopping_criteria"] = [*(settings.get("stopping_criteria") or []), criterion]
+        if settings.get("streamer"):
+            settings["streamer"] = StreamAfterPrompt(settings["streamer"], prompts[0], self.decoder)
+        with self.decoder.with_scores():
+            output = self.decoder.model.generate(
+                tokens,
+                attention_mask=mask,
+                logits_processor=[*others, processor],
+                max_new_tokens=max(room),
+                **settings,
+            )
+        special, repeats, texts = {*tokenizer.all_special_ids}, len(output) // len(prompts), []
+        for number, row in enumerate(output[:, tokens.shape[1] :].tolist()):
+            of = number // repeats
+            text, end = self.decoder.text_of([token for token in row[: room[of]] if token not in special]), prompts[of].end
+            texts.append(text[len(end) :] if text.startswith(end) else "")
+        return texts[0] if is_one and repeats == 1 else texts
 
     def count(self, text: str) -> int:
-        """Return how often a text occurs in the memory, as the tokenizer cuts it."""
-        tokens = self.pieces_of(text)
-        return sum(segment.count(tokens) for segment in self.experts().segments)
+        """Return how often a text occurs in the stored texts, as ``str.count`` counts."""
+        wanted = searched(text)
+        return sum(document.count(wanted) for _, _, document in self.texts())
 
     def next(self, text: str) -> dict[str, int]:
-        """Return what follows a text in the memory, and how often, the most frequent first."""
-        tokens, counts = self.pieces_of(text), Counter[int]()
-        for segment in self.experts().segments:
-            counts.update(dict(zip(*(each.tolist() for each in followers_of(segment, tokens)), strict=True)))
+        """Return what follows a text in the memory, and how often, the most frequent first: as the tokenizer would begin it."""
+        wanted, rest = searched(text), Counter[str]()
+        for _, _, document in self.texts():
+            _, *parts = document.split(wanted)
+            rest.update((part + wanted)[:FOLLOWING].decode(errors="ignore") for part in parts[:-1])
+            rest.update(part[:FOLLOWING].decode(errors="ignore") for part in parts[-1:] if part)
         followers = Counter[str]()
-        for token, count in counts.items():  # parts of characters have the same text
-            followers[self.decoder.text_of([token])] += count
+        for following, count in rest.items():
+            followers[self.decoder.text_of(self.decoder.inside(following)[:1])] += count
         return dict(followers.most_common())
 
     def find(self, text: str, limit: int = 10) -> list[tuple[Source, str]]:
-        """Return up to ``limit`` places of a text in the memory, each with its surroundings."""
+        """Return the first ``limit`` places of a text in the memory, each with the text around it.
+
+        A source's ``place`` is that of the first token that begins on its line.
+        """
         check_number("limit", limit, at_least=1, whole=True)
-        tokens, experts = self.pieces_of(text), self.experts()
-        found: list[tuple[Source, str]] = []
-        for number, segment in enumerate(experts.segments):
-            for place in segment.find(tokens, limit - len(found)):
-                source = segment.source(int(place))
-                found.append((source, self.surroundings(experts, number, source)))
+        wanted, found = searched(text), list[tuple[Source, str]]()
+        leading = len(text) - len(text.lstrip("\n"))
+        for segment, number, document in self.texts():
+            at = document.find(wanted)
+            while at >= 0 and len(found) < limit:
+                line = document.count(b"\n", 0, at) + leading + 1
+                source = Source(segment.documents[number].name, line, segment.place_of_line(number, line))
+                around = document[max(0, at - AROUND) : at + len(wanted) + AROUND]
+                found.append((source, around.decode(errors="ignore")))
+                at = document.find(wanted, at + len(wanted))
         return found
 
-    def pieces_of(self, text: str) -> np.ndarray:
-        """Return the tokens of a part of a text; UserError where there are none."""
-        if not text:
-            raise UserError("an empty text occurs everywhere: pass at least one token")
-        return np.array(self.decoder.inside(as_stored(text)), np.int64)
+    def texts(self) -> Iterator[tuple[Segment, int, bytes]]:
+        """Yield the stored texts in UTF-8, each with its segment and its number there; UserError where there are none."""
+        for segment in self.experts().segments:
+            texts, edges = segment.texts(), segment.offsets
+            for number in range(len(segment.documents)):
+                if texts is None:  # of an earlier version: what its tokens say
+                    tokens = segment.tokens(int(edges[number]), int(edges[number + 1]))
+                    yield segment, number, self.decoder.text_of(tokens[len(self.decoder.start) :]).encode()
+                else:
+                    yield segment, number, texts[number]
 
     @contextmanager
     def attach(self, model: Any) -> Iterator[None]:
@@ -420,6 +430,13 @@ class TextMemory:
         """Return the text around a source, tokens on both sides."""
         around = experts.segments[segment].around(source.place, SHOWN)
         return str(self.decoder.tokenizer.decode(around.tolist()))
+
+
+def searched(text: str) -> bytes:
+    """Return a text as it is searched for; UserError where it is empty."""
+    if not text:
+        raise UserError("an empty text occurs everywhere: pass at least one letter")
+    return as_stored(text).encode()
 
 
 def rows_of(output: Any) -> Int[Tensor, "b l"]:

@@ -1,25 +1,28 @@
-"""Memory in ``generate``: a logits processor, and prompts that end within a token."""
+"""Memory in ``generate``: a logits processor; and prompts that end within a token, whose last word is written again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
-from trime.common.types import Float, Int, Tensor
+from trime.common.types import Bool, Float, Int, Tensor
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.text_memory.decoder import ANCHOR, Decoder
 from trime.text_memory.experts import Experts
 from trime.text_memory.mixing import predict
+from trime.text_memory.prompts import Prompt
 
 
 class MemoryProcessor:
     """A logits processor: returns log-probabilities of model and memories together for each row of a batch or beam.
 
     It uses what is stored when it is made. Tokens that other processors exclude stay excluded. ``healed``: for each prompt,
-    the text that its continuation must begin with.
+    the text that its continuation must begin with; there the model's own logits count, as no other processor has a say in
+    what was given.
     """
 
     def __init__(
@@ -36,14 +39,24 @@ class MemoryProcessor:
 
     @torch.no_grad()
     def __call__(self, input_ids: Int[Tensor, "b l"], scores: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
-        queries = self.scaled(self.last_contexts(input_ids))
+        queries, rests = self.scaled(self.last_contexts(input_ids)), self.rests(input_ids)
+        if any(rests):
+            is_given = torch.tensor([bool(rest) for rest in rests], device=scores.device)
+            own = self.decoder.calls.scores
+            assert own is not None
+            scores = torch.where(is_given[:, None], own.to(scores), scores)
         log_probability = scores.float().log_softmax(-1)
         rows = []
         for row, tokens in enumerate(input_ids.cpu().numpy().astype(np.int64)):
             before = self.decoder.without_padding(tokens)
             rows.append(predict(self.experts, self.mixture, before, queries[row : row + 1], log_probability[row : row + 1]))
         result = torch.stack([each.log_probability for each in rows]).masked_fill(scores == -torch.inf, -torch.inf)
-        return result if self.healed is None else self.heal(input_ids, result)
+        for row, rest in enumerate(rests):
+            if rest and (allowed := self.begins(rest)):
+                excluded = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
+                excluded[torch.tensor(allowed, device=scores.device)] = False
+                result[row].masked_fill_(excluded, -torch.inf)
+        return result
 
     def last_contexts(self, input_ids: Int[Tensor, "b l"]) -> Float[Tensor, "b d"]:
         """Return the contexts that the output layer has just read; UserError where they are not those of these rows."""
@@ -61,27 +74,73 @@ class MemoryProcessor:
             raise UserError(f"the model's contexts hold NaN or infinity in {last.dtype}: load it in bfloat16 or float32")
         return context
 
-    def heal(self, input_ids: Int[Tensor, "b l"], scores: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
-        """Exclude tokens that do not continue the text which each row's continuation must begin with.
-
-        Left are those that hold all of it, and more, and those with which the tokenizer would begin it.
-        """
-        assert self.healed is not None
+    def rests(self, input_ids: Int[Tensor, "b l"]) -> list[str]:
+        """Return for each row what is left of the text that its continuation must begin with."""
+        if self.healed is None:
+            return [""] * len(input_ids)
         self.begin = self.begin or input_ids.shape[1]
-        repeats = len(scores) // len(self.healed)  # beams, or several continuations of a prompt
-        for row, tokens in enumerate(input_ids[:, self.begin :].tolist()):
-            missing = self.healed[row // repeats]
-            written = self.decoder.text_of(tokens)
-            if len(written) < len(missing):
-                rest = missing[len(written) :]
-                # Any other beginning of the rest would leave letters that neither the model nor a memory has seen so cut. What
-                # follows blanks may take the last of them, and is no blank: an indentation stays as deep as it is.
-                begun = self.decoder.inside(rest + ANCHOR if rest.isspace() else rest)[0]
-                allowed = [begun] if rest.startswith(self.decoder.text_of([begun])) else []
-                allowed += self.decoder.pieces.that_begin_with(rest)
-                if not allowed:
-                    continue
-                excluded = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
-                excluded[torch.tensor(allowed, device=scores.device)] = False
-                scores[row].masked_fill_(excluded, -torch.inf)
-        return scores
+        repeats = len(input_ids) // len(self.healed)  # beams, or several continuations of a prompt
+        written = [self.decoder.text_of(tokens) for tokens in input_ids[:, self.begin :].tolist()]
+        return [self.healed[row // repeats][len(text) :] for row, text in enumerate(written)]
+
+    def begins(self, rest: str) -> list[int]:
+        """Return the tokens that hold all of a text, and more, and those with which the tokenizer would begin it."""
+        # Any other beginning of the rest would leave letters that neither the model nor a memory has seen so cut. What
+        # follows blanks may take the last of them, and is no blank: an indentation stays as deep as it is.
+        begun = self.decoder.inside(rest + ANCHOR if rest.isspace() else rest)[0]
+        allowed = [begun] if rest.startswith(self.decoder.text_of([begun])) else []
+        return allowed + self.decoder.pieces.that_begin_with(rest)
+
+
+class AfterPrompt:
+    """A processor of the user's own, which is not asked while a prompt's last word is written again."""
+
+    def __init__(self, processor: Any, memory: MemoryProcessor):
+        self.processor, self.memory = processor, memory
+
+    def __call__(self, input_ids: Int[Tensor, "b l"], scores: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
+        return scores if all(self.memory.rests(input_ids)) else self.processor(input_ids, scores)
+
+
+class StopAfterPrompt:
+    """A stopping criterion: a row ends where its new text, or the prompt's end with some of it, holds one of ``stops``."""
+
+    def __init__(self, stops: list[str], prompts: list[Prompt], decoder: Decoder):
+        self.stops, self.prompts, self.decoder, self.begin = stops, prompts, decoder, max(len(each.tokens) for each in prompts)
+
+    def __call__(self, input_ids: Int[Tensor, "b l"], scores: Any, **_: Any) -> Bool[Tensor, " b"]:
+        repeats = len(input_ids) // len(self.prompts)
+        rows = [self.ends(self.prompts[row // repeats], tokens) for row, tokens in enumerate(input_ids[:, self.begin :].tolist())]
+        return torch.tensor(rows, device=input_ids.device)
+
+    def ends(self, prompt: Prompt, tokens: list[int]) -> bool:
+        longest = max(map(len, self.stops))
+        # A token has a letter at least, but for parts of characters: the end of the prompt is in so many of its last ones.
+        given = self.decoder.text_of(prompt.tokens[-longest:]) + prompt.end
+        text = given + self.decoder.text_of(tokens)[len(prompt.end) :]
+        return any(text.find(stop, max(0, len(given) - len(stop) + 1)) >= 0 for stop in self.stops)
+
+
+class StreamAfterPrompt:
+    """Hands tokens on to a streamer as if the prompt's last word had been given, and not written again."""
+
+    def __init__(self, streamer: Any, prompt: Prompt, decoder: Decoder):
+        self.streamer, self.prompt, self.decoder = streamer, prompt, decoder
+        self.written: list[int] | None = None  # in place of the last word
+
+    def put(self, tokens: Tensor) -> None:
+        if self.written is None:
+            given = torch.from_numpy(self.prompt.tokens)
+            end = torch.tensor(self.decoder.inside(self.prompt.end) if self.prompt.end else [], dtype=torch.long)
+            self.streamer.put(torch.cat([given, end])[None])
+            self.written = []
+            return
+        if len(self.decoder.text_of(self.written)) >= len(self.prompt.end):
+            self.streamer.put(tokens)
+            return
+        self.written += tokens.flatten().tolist()
+        if more := self.decoder.text_of(self.written)[len(self.prompt.end) :]:
+            self.streamer.put(torch.tensor(self.decoder.inside(more)))
+
+    def end(self) -> None:
+        self.streamer.end()

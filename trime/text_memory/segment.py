@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trime.common.io import checksum_of, checksum_of_file, partial_of, write_array, write_json
+from trime.common.io import checksum_of, checksum_of_file, new_array, partial_of, write_array, write_json
 from trime.errors import UserError
 from trime.memory.inference.ngrams import SuffixArray
 from trime.text_memory.index import KeyIndex
 
-DESCRIPTION = "documents.json"
+DESCRIPTION, TEXTS = "documents.json", "texts.bin"
+BETWEEN = b"\xff"  # documents of TEXTS: no byte of UTF-8
 COPIED = 2**16  # keys that are copied at a time
 
 
@@ -31,13 +32,15 @@ class Document(NamedTuple):
 class Content(NamedTuple):
     """Documents one after another: ``line`` is that on which each token begins; key j is the context before token j.
 
-    There are no keys where a memory has n-grams alone. The first token of a document has none: its row is zero.
+    There are no keys where a memory has n-grams alone. The first token of a document has none: its row is zero. ``texts``:
+    the documents in UTF-8, in which ``count`` and ``find`` search; None where they were not kept.
     """
 
     documents: list[Document]
     token: np.ndarray  # [n]
     line: np.ndarray  # [n]
     key: np.ndarray | None  # [n d]
+    texts: list[bytes] | None = None
 
 
 class Source(NamedTuple):
@@ -101,6 +104,16 @@ class Segment:
         first, last = max(place - reach, int(self.offsets[document])), place + reach + 1
         return self.tokens(first, last)
 
+    def texts(self) -> list[bytes] | None:
+        """Return the documents in UTF-8; None where an earlier version of this package has not kept them."""
+        file = self.folder / TEXTS
+        return file.read_bytes().split(BETWEEN) if file.exists() else None
+
+    def place_of_line(self, number: int, line: int) -> int:
+        """Return the place of the first token that begins on a line of a document, or before it."""
+        first, last = self.offsets[number], self.offsets[number + 1]
+        return int(min(first + np.searchsorted(self.line[first:last], line), last - 1))
+
     def token(self, places: np.ndarray) -> np.ndarray:
         """Return the tokens at some places."""
         return np.asarray(self.array.text[places + np.searchsorted(self.offsets, places, "right") - 1])
@@ -129,7 +142,9 @@ class Segment:
         token, line = (np.concatenate([read(*span) for span in spans]) for read in (self.tokens, lambda a, b: self.line[a:b]))
         whole = len(chosen) == len(self.documents)
         key = self.key if whole or self.key is None else np.concatenate([self.key[first:last] for first, last in spans])
-        return Content([self.documents[number] for number in chosen], token, line, key)
+        texts = self.texts()
+        texts = texts and [texts[number] for number in chosen]
+        return Content([self.documents[number] for number in chosen], token, line, key, texts)
 
 
 def write_segment(folder: Path, contents: list[Content], vocabulary: int) -> None:
@@ -143,11 +158,14 @@ def write_segment(folder: Path, contents: list[Content], vocabulary: int) -> Non
     write_array(partial / "text.npy", array.text.astype(np.int32))
     write_array(partial / "suffixes.npy", array.suffixes)
     write_array(partial / "line.npy", np.concatenate([content.line for content in contents]).astype(np.int32))
+    texts = [text for content in contents for text in content.texts or []]
+    if len(texts) == len(documents):
+        (partial / TEXTS).write_bytes(BETWEEN.join(texts))
     keys = [content.key for content in contents if content.key is not None]
     if keys:
         # Keys of a large memory do not fit into RAM twice: they are copied through a memory map.
         shape = (int(offsets[-1]), keys[0].shape[1])
-        target = np.lib.format.open_memmap(partial / "key.npy", "w+", keys[0].dtype, shape)
+        target = new_array(partial / "key.npy", keys[0].dtype, shape)
         first = 0
         for key in keys:
             for start in range(0, len(key), COPIED):

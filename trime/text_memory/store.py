@@ -12,7 +12,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from trime.common.io import checksum_of, locked, remove_half_written, write_json
+from safetensors import SafetensorError
+
+from trime.common.io import checksum_of, locked, partial_of, remove_half_written, write_json
 from trime.data.datasets.files import MEMORY
 from trime.errors import UserError
 from trime.text_memory.segment import Content, Segment, write_segment
@@ -118,8 +120,14 @@ class TextStore:
         """Write a segment and return its name."""
         present = (int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
         self.last = max([self.last, self.read()["last"], *present]) + 1
-        write_segment(self.folder / f"{self.last:08d}", contents, self.vocabulary)
-        return f"{self.last:08d}"
+        folder = self.folder / f"{self.last:08d}"
+        try:
+            write_segment(folder, contents, self.vocabulary)
+        except (OSError, SafetensorError) as error:  # such as a full disk, which gets back what was half written
+            shutil.rmtree(partial_of(folder), ignore_errors=True)
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"cannot write {self.folder} ({reason}): free space and add again; what was added stays") from None
+        return folder.name
 
     def commit(self, segments: list[str]) -> None:
         """Make these the segments of the memory, and delete all others."""

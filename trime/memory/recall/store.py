@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from trime.common.checks import check_number, check_object
+from trime.common.io import allocate
 from trime.common.types import Bool, Float, Int, Tensor
 from trime.errors import UserError
 from trime.memory.recall.base import BlockKey
@@ -149,8 +149,9 @@ class EntryStore:
             return torch.zeros(shape, dtype=dtype)
         size = torch.Size(shape).numel() * dtype.itemsize
         try:
+            Path(self.recall.folder).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.recall.folder) as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is told here, and not by a signal when it is written
+                allocate(file.fileno(), size)
                 place = mmap.mmap(file.fileno(), size)
         except OSError as error:
             raise UserError(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from trime.common.io import write_array, write_tensors
+from trime.common.io import new_array, write_array, write_tensors
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.memory.retrieval.datastore import Keys
@@ -219,7 +219,7 @@ def sort_keys(blocks: Blocks, number: np.ndarray, width: int, file: Path) -> Non
     for keys in blocks():
         values = (keys.float() if keys.dtype == torch.bfloat16 else keys).numpy()  # NumPy has no bfloat16
         if sorted_ is None:
-            sorted_ = np.lib.format.open_memmap(aside, "w+", values.dtype, (len(number), width))
+            sorted_ = new_array(aside, values.dtype, (len(number), width))
         sorted_[rank[first : first + len(keys)]] = values
         first += len(keys)
     assert sorted_ is not None

@@ -14,6 +14,7 @@ import warnings
 import weakref
 from contextvars import ContextVar
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ import torch
 from trime.common.checks import check_number, check_object, shown
 from trime.common.choices import Extension
 from trime.common.io import locked, read_tensors, remove_half_written, write_tensors
+from trime.common.progress import Progress
 from trime.common.types import Bool, Int, Tensor
 from trime.errors import UserError
 from trime.memory.recall.store import Recall
@@ -30,18 +32,20 @@ from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.head_memories import HeadMemories
 from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory, numbered
-from trime.models.pretrained.loading import check_version, identity_of_model, positions_of, unwrapped
+from trime.models.pretrained.loading import check_version, device_of, identity_of_model, positions_of, unwrapped
 from trime.models.pretrained.rope import RopeDecoder, key_heads, per_layer, rotary_of, sliding_windows
 
 check_version()  # before the imports below fail with a message of their own
 
-from transformers import AttentionInterface
+from transformers import AttentionInterface, GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+GENERATION = GenerationMixin.generate.__code__.co_filename
 IMPLEMENTATION = "trime_evicting"  # the name of the attention function in transformers
 FILE = "cache.safetensors"
 LAYER_TYPES = {"full_attention", "sliding_attention"}
+PLACES = {"position_ids", "cache_position"}  # of queries, which the cache knows
 
 
 class EvictingCache(LayerMemories, Cache):
@@ -82,11 +86,11 @@ class EvictingCache(LayerMemories, Cache):
     ):
         check_object("policy", policy, EvictionPolicy, "trime.SnapKV()")
         check_object("model", model, torch.nn.Module, "AutoModelForCausalLM.from_pretrained(…)")
-        model = unwrapped(model)
+        model = without_adapter(model)
         check_attention(model)
         check_settings(size, top_k, chunk, recall, per_head)
         recall = Recall(recall) if isinstance(recall, int) else recall
-        count = model.config.num_hidden_layers
+        count = layers_of(model.config)
         sizes, best = (per_layer(value, count, name) for value, name in ((size, "size"), (top_k, "top_k")))
         attendres = [
             Attendre(BoundedMemory(m, policy), 0, k, True, window)
@@ -137,8 +141,9 @@ class EvictingCache(LayerMemories, Cache):
         self.seen = 0  # tokens, padding included
         self.mask: Bool[Tensor, "b s"] | None = None  # False for padding; None: there is none
         self.tokens: tuple[Int[Tensor, "b _"], ...] | None = ()  # of each call; None: a call gave embeddings in their place
+        self.is_written = False  # generate has written the newest tokens, and one more that was not read
         AttentionInterface.register(IMPLEMENTATION, attend)
-        stack = model.base_model
+        stack = model.get_decoder()
         if begin_call not in stack._forward_pre_hooks.values():
             stack.register_forward_pre_hook(begin_call, with_kwargs=True)
             stack.register_forward_hook(end_call, with_kwargs=True, always_call=True)
@@ -207,7 +212,7 @@ class EvictingCache(LayerMemories, Cache):
         """
         questions = [] if question is None else question if isinstance(question, list) else [question]
         self.check_texts(text, questions, whole)
-        model, sizes = unwrapped(model), [layer.memory.keys.size for layer in self.memories]
+        model, sizes = without_adapter(model), [layer.memory.keys.size for layer in self.memories]
         chunks = text.split(self.chunk, 1)
 
         def ask(each: Tensor) -> None:
@@ -218,7 +223,7 @@ class EvictingCache(LayerMemories, Cache):
         try:
             if whole:
                 self.resize([size + text.shape[1] for size in sizes])
-            for number, chunk in enumerate(chunks, 1):
+            for number, chunk in enumerate(Progress(chunks, unit="chunk", desc="read"), 1):
                 model(input_ids=chunk, past_key_values=self, logits_to_keep=1)
                 for each in questions if not whole or number == len(chunks) else []:
                     ask(each)
@@ -271,7 +276,7 @@ class EvictingCache(LayerMemories, Cache):
 
     def reset(self) -> None:
         self.decoding, self.seen, self.mask, self.tokens = None, 0, None, ()
-        self.is_called = False
+        self.is_called = self.is_written = False
         self.inserted.clear()
         self.memories = [layer.layer if isinstance(layer, HeadMemories) else layer for layer in self.memories]
         for layer, size in zip(self.memories, self.sizes, strict=True):
@@ -280,6 +285,9 @@ class EvictingCache(LayerMemories, Cache):
 
     def __len__(self) -> int:
         return len(self.memories)
+
+    def __repr__(self) -> str:
+        return f"EvictingCache({len(self)} layers of {self.sizes[0]} entries, {self.seen} tokens read)"
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen  # tokens that were read; the memories hold some of them
@@ -293,21 +301,33 @@ class EvictingCache(LayerMemories, Cache):
         """Continue with every row of the batch ``repeats`` times, copies side by side."""
         self.take_rows(torch.arange(self.rows).repeat_interleave(repeats))
 
-    def inputs(self, more: Int[Tensor, "b q"]) -> dict[str, Tensor]:
+    def inputs(self, more: Int[Tensor, "b q"], output: Int[Tensor, "b l"] | None = None) -> dict[str, Tensor]:
         """Return what ``generate`` takes to go on with ``more`` tokens: all that was read, and these, with their mask.
 
-        UserError where the cache does not know which tokens it has read, or ``more`` are not rows of tokens for its texts.
+        ``output``: what ``generate`` has returned, if it has written an answer: the cache has not read its last token, and rows
+        that ended before others have padding there. UserError where that is missing, where the cache does not know which tokens
+        it has read, or where ``more`` are not rows of tokens for its texts.
         """
         if not self.tokens:
             raise UserError(
                 "the cache does not know which tokens it has read: pass them to generate yourself, and what follows"
             )
         self.check_texts(more, [], whole=False)
-        text = torch.cat([*self.tokens, more.to(self.tokens[0].device)], 1)
-        mask = torch.ones_like(text)
+        text = torch.cat(self.tokens, 1)
+        if output is None:
+            if self.is_written:
+                raise UserError(
+                    "the last token that generate wrote was not read: pass what it returned, cache.inputs(question, output)"
+                )
+            output = text
+        output = output.to(text.device)
+        if output.shape[0] != len(text) or not torch.equal(output[:, : self.seen], text):
+            raise UserError("output is not what was written with this cache: pass what generate returned, prompt and answer")
+        mask = torch.ones_like(output) if output is text else is_text(output, self.model().generation_config)
         if self.mask is not None:
-            mask[:, : self.seen] = self.mask.to(mask)
-        return {"input_ids": text, "attention_mask": mask}
+            mask[:, : self.seen] &= self.mask.to(mask)
+        new = more.to(text.device)
+        return {"input_ids": torch.cat([output, new], 1), "attention_mask": torch.cat([mask, torch.ones_like(new)], 1)}
 
     def save(self, folder: str | Path) -> None:
         """Write what was read to a folder, from which a cache of the same settings, for the same model, can ``load`` it."""
@@ -324,7 +344,7 @@ class EvictingCache(LayerMemories, Cache):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock", f"writing {folder}"):
             remove_half_written(folder, f"{FILE}.*")  # the folder is the user's, and may have other files
-            write_tensors(folder / FILE, tensors, {"made with": self.identity(), "seen": self.seen})
+            write_tensors(folder / FILE, tensors, {"made with": self.identity(), "seen": self.seen, "is_written": self.is_written})
 
     def load(self, folder: str | Path) -> EvictingCache:
         """Go on with a text that was read and saved, in place of any other; return the cache.
@@ -336,7 +356,7 @@ class EvictingCache(LayerMemories, Cache):
         for name, value in self.identity().items():
             if (other := note.get("made with", {}).get(name)) != value:
                 raise UserError(f"{file} was made with another {name}, {other} where this is {value}: use the same to go on")
-        device = self.model().device
+        device = device_of(self.model())
         self.reset()
         for number, layer in enumerate(self.memories):
             of_layer = numbered(tensors, number)
@@ -346,6 +366,7 @@ class EvictingCache(LayerMemories, Cache):
                 layer.take(of_layer, device)
         mask, tokens = (None if tensor is None else tensor.to(device) for tensor in map(tensors.get, ("mask", "tokens")))
         self.decoding, self.seen, self.mask, self.tokens = None, note["seen"], mask, None if tokens is None else (tokens,)
+        self.is_written = note.get("is_written", False)
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -369,6 +390,16 @@ class EvictingCache(LayerMemories, Cache):
         raise UserError("an evicting cache cannot forget its newest tokens: assisted generation needs another cache")
 
 
+def is_text(output: Int[Tensor, "b l"], config: Any) -> Int[Tensor, "b l"]:
+    """Return a mask of what ``generate`` returned: 0 for what it writes behind the end of rows that ended before others."""
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends, padding = ([each for each in ids if each is not None] for ids in (ends, [config.pad_token_id]))
+    is_end, closes = (torch.isin(output, output.new_tensor(ids)) for ids in (ends, [*ends, *padding]))
+    behind = closes.flip(1).long().cumprod(1).flip(1).bool()  # nothing else follows
+    first = behind & ~torch.nn.functional.pad(behind, (1, 0))[:, :-1]
+    return (~behind | (first & is_end)).long()
+
+
 def described(part: Any) -> str:
     """Return an object's class and settings as text, those of the objects in it too."""
     if not hasattr(part, "__dict__"):
@@ -385,10 +416,24 @@ def check_settings(size: Any, top_k: Any, chunk: Any, recall: Any, per_head: Any
             check_number(name, value, at_least=1, whole=True)
     if chunk is not None:
         check_number("chunk", chunk, whole=True)
+    if recall == 0:
+        raise UserError("recall=0: leave it out, and nothing is recalled")
     if recall is not None and not isinstance(recall, Recall):
         check_number("recall", recall, at_least=1, whole=True)
     if not isinstance(per_head, bool | AdaKV):
         raise UserError(f"per_head={shown(per_head)}: choose False, True or AdaKV()")
+
+
+def without_adapter(model: Any) -> Any:
+    """Return the model itself; UserError where learned prompts come before its text, which its own layers do not know."""
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise UserError("prompt and prefix tuning put learned tokens before a text, which an EvictingCache would leave out: use LoRA")
+    return unwrapped(model)
+
+
+def layers_of(config: Any) -> int:
+    """Return the number of a decoder's layers; that of an encoder that it was trained with may be another."""
+    return getattr(config, "decoder_layers", None) or config.num_hidden_layers
 
 
 def check_attention(model: Any) -> None:
@@ -452,6 +497,14 @@ def calls_of(thread: threading.Thread, stack: Any) -> list[str]:
     return names
 
 
+def is_generating() -> bool:
+    """Return whether this is called within ``generate`` of transformers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (frame.f_code.co_name == "generate" and frame.f_code.co_filename == GENERATION):
+        frame = frame.f_back
+    return frame is not None
+
+
 def given(args: Any, kwargs: dict[str, Any]) -> Tensor:
     """Return the tokens [b l], or their embeddings [b l d], that the model is called with."""
     return next(x for x in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
@@ -472,7 +525,7 @@ def begin(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str,
     cache = kwargs.get("past_key_values")
     if not isinstance(cache, EvictingCache):
         return None
-    layers, of_model = len(cache), stack.config.num_hidden_layers
+    layers, of_model = len(cache), layers_of(stack.config)
     if layers != of_model:
         raise UserError(f"the cache has {layers} layers and the model {of_model}: make it with EvictingCache(model, …)")
     if kwargs.get("output_attentions", stack.config.output_attentions):
@@ -493,7 +546,7 @@ def begin(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str,
     cache.begin_reading(tokens, kwargs.get("attention_mask"), kwargs.pop("memory_position", None))
     if not cache.memories[0].model_rotates:  # at position 0 the model's rotation changes nothing
         kwargs["position_ids"] = torch.zeros_like(cache.position)
-    cache.is_called, cache.layer = True, None
+    cache.is_called, cache.layer, cache.is_written = True, None, is_generating()
     turn.attention = stack.config._attn_implementation
     stack.config._attn_implementation = IMPLEMENTATION
     READING.set(cache)
@@ -528,7 +581,7 @@ def end(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
 
 
 def attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float | None = None, **settings: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None, **settings: Any
 ) -> tuple[Tensor, None]:
     """Return the values [b l h d] that queries [b h l d] attend to, with the entries [b g l d] inserted first."""
     cache, cap = READING.get(), settings.pop("softcap", None)
@@ -537,7 +590,7 @@ def attend(
     if cache.layer != module.layer_idx:
         raise UserError(f"{type(module).__name__} is not supported: its layers do not have entries of their own")
     layer = cache.memories[module.layer_idx]
-    check_call(module, layer, settings)
+    check_call(module, layer, {"attention_mask": attention_mask, "queries": query.shape[2], **settings})
     cache.layer = None
     cache.inserted.add(module.layer_idx)
     layer.products.scale, layer.products.cap = scaling, cap
@@ -552,10 +605,11 @@ def attend(
 
 def check_call(module: Any, layer: LayerMemory, settings: dict[str, Any]) -> None:
     """Raise UserError where a layer asks for attention that a memory does not compute."""
-    if settings.get("s_aux") is not None or settings.get("position_bias") is not None:
-        raise UserError(
-            f"{type(module).__name__} adds to the logits of attention, which an EvictingCache does not: not supported"
-        )
+    name = type(module).__name__
+    if ignored := sorted(key for key, value in settings.items() if isinstance(value, Tensor) and key not in PLACES):
+        raise UserError(f"{name} has attention that depends on {', '.join(ignored)}, which an EvictingCache ignores: not supported")
+    if settings.get("is_causal", getattr(module, "is_causal", True)) is False and settings["queries"] > 1:
+        raise UserError(f"{name} sees what follows a token: pass a causal language model (of BERT and the like, is_decoder=True)")
     window = settings.get("sliding_window", layer.memory.window)
     if window != layer.memory.window:
         raise UserError(

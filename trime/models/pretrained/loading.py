@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -133,8 +133,31 @@ def model_class(model: Any, supported: Collection[str]) -> str:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the model that a PeftModel wraps, whose layers hold the updates already; any other as it is."""
+    """Return the model that torch.compile or a PeftModel wraps, whose layers hold the updates already; any other as it is."""
+    model = getattr(model, "_orig_mod", model)
     return model.get_base_model() if type(model).__name__.startswith("Peft") else model
+
+
+def device_of(model: Any) -> torch.device:
+    """Return the device of a model's inputs, also where accelerate keeps its weights elsewhere."""
+    hook = getattr(unwrapped(model).get_input_embeddings(), "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    return torch.device(model.device if device is None else device)
+
+
+def weights_of(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield a model's weights by name, one after another; accelerate's from main memory or disk, quantised ones as floats."""
+    for name, tensor in model.state_dict().items():
+        for number, part in enumerate(tensor if isinstance(tensor, tuple) else [tensor]):
+            if not isinstance(part, torch.Tensor):
+                continue  # such as the type of a quantised layer
+            if part.device.type == "meta":
+                from accelerate.utils import align_module_device
+
+                module, _, leaf = name.rpartition(".")
+                with align_module_device(model.get_submodule(module)):
+                    part = getattr(model.get_submodule(module), leaf).clone()
+            yield f"{name} {number}" if number else name, part.dequantize() if part.is_quantized else part
 
 
 def positions_of(config: Any) -> int:
@@ -154,11 +177,11 @@ def identity_of_model(model: Any) -> str:
 
     It does not depend on the type of the weights.
     """
-    weights = xxhash.xxh3_64()
+    weights, model = xxhash.xxh3_64(), getattr(model, "_orig_mod", model)
     config = unwrapped(model).config
     settings = {name: getattr(config, name, None) for name in ("rope_parameters", "sliding_window", "layer_types")}
     weights.update(json.dumps(settings, sort_keys=True, default=str).encode())
-    for name, tensor in model.state_dict().items():
+    for name, tensor in weights_of(model):
         flat = tensor.detach().flatten()
         sample = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].to("cpu", torch.bfloat16)
         weights.update(f"{name} {tuple(tensor.shape)}".encode() + sample.view(torch.int16).numpy().tobytes())
