@@ -46,6 +46,7 @@ $(VENV)/.run-%: pyproject.toml requirements.txt $(INSTALLED) | $(VENV)/bin/uv
 $(VENV)/.dev-%: EXTRAS = $*,dev
 $(VENV)/.dev-%: pyproject.toml requirements.txt $(INSTALLED) | $(VENV)/bin/uv
 	$(into_venv)
+	@echo "installed: make test, or $(RUN) --help"
 
 run: install ## does a memory help? a plain model, memories at test, and training for them, on the built-in corpus, in some 5 minutes on 2 cores
 	$(RUN) table=first

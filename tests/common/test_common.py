@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -17,7 +18,8 @@ from tests.conftest import ROOT
 from tests.helpers.results import made, scored
 from trime.common import progress
 from trime.common.cpu import MAX_ERROR, matmul_error, select_matmul
-from trime.common.io import checksum_of, to_json, write_json
+from trime.common.identity import code_of, with_code
+from trime.common.io import checksum_of, new_array, to_json, write_json
 from trime.common.numba_kernels import LANES, STEP, lane_sum
 from trime.common.progress import Progress
 from trime.errors import UserError
@@ -136,3 +138,95 @@ def test_each_state_in_a_file_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys:
     lines = [line for line in capsys.readouterr().err.split("\n") if line]
     assert lines and all(line.startswith("long") for line in lines) and "3/3" in lines[-1]
     assert not any("\r" in line for line in lines)
+
+
+THREADS = """
+import json, numba, torch, trime
+
+torch.set_num_threads(1)
+g, logits = torch.randn(8, 64, 32), torch.randn(8, 64, 50)
+targets = torch.randint(50, (8, 64))
+loss = lambda: float(trime.trime_loss(g, logits, targets, visibility=trime.Local()))
+one = loss()
+before = torch.get_num_threads()
+numba.set_num_threads(1)
+torch.set_num_threads(before)
+torch.set_num_threads(2)
+two = loss()
+print(json.dumps([before, torch.get_num_threads(), numba.get_num_threads(), one, two]))
+"""
+
+
+def test_a_kernel_changes_no_number_of_threads() -> None:
+    """PyTorch's and numba's stay; on one thread none is started; on several the result is the same."""
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], env=environment, capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    before, after, of_numba, one, two = json.loads(done.stdout.splitlines()[-1])
+    assert (before, after, of_numba) == (1, 2, 1) and one == pytest.approx(two, rel=1e-6)
+
+
+def test_a_process_forked_from_one_thread_runs_kernels() -> None:
+    """As workers of a DataLoader do: numba's threads would end such a process."""
+    code = """
+import os, torch, trime
+torch.set_num_threads(1)
+inputs = torch.ones(2, 8, 4), torch.zeros(2, 8, 9), torch.zeros(2, 8).long()
+loss = lambda: float(trime.trime_loss(*inputs, visibility=trime.Local()))
+loss()
+child = os.fork()
+if not child:
+    loss()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300, capture_output=True)
+
+
+def test_compiled_code_need_not_be_kept(tmp_path: Path) -> None:
+    """Where no folder can be written, kernels are compiled again, which one sentence says."""
+    code = """
+import numba.core.caching as caching
+caching.CompileResultCacheImpl._locator_classes = []
+from trime.common.numba_kernels import lane_sum
+import numpy as np
+print(lane_sum(np.ones(10, np.float32), np.empty(32, np.float32)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split()[-1] == "10.0" and "NUMBA_CACHE_DIR" in done.stderr
+
+
+def test_a_script_beside_the_clone_finds_the_package(tmp_path: Path) -> None:
+    """A folder of the package's name, as the clone has, hides nothing."""
+    (tmp_path / "trime").mkdir()
+    code = "import trime; print(trime.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip()
+
+
+def test_a_full_disk_is_told_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    array = new_array(tmp_path / "array.npy", np.dtype(np.float32), (3, 4))
+    array[:] = 7
+    array.flush()
+    assert (np.load(tmp_path / "array.npy") == 7).all()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        new_array(tmp_path / "other.npy", np.dtype(np.float32), (3, 4))
+
+
+def test_code_of_ones_own_is_part_of_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of its module and of what this imports beside it; not that of the package, nor of installed ones."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "helps_mine.py").write_text("x = 1")
+    (tmp_path / "is_mine.py").write_text("import torch\nimport helps_mine\nclass Mine: pass")
+    settings = {"parts": [{"_target_": "is_mine.Mine", "size": 3}]}
+    first = code_of("is_mine.Mine")
+    assert first and with_code(settings) == {"parts": [{"_target_": "is_mine.Mine", "size": 3, "code": first}]}
+    (tmp_path / "helps_mine.py").write_text("x = 2")
+    assert code_of("is_mine.Mine") not in (first, None)
+    for installed in ("trime.data.tokenizers.Words", "torch.optim.AdamW", "json.JSONDecoder", "no_such_module.Mine"):
+        assert code_of(installed) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +53,15 @@ def test_tokenizers() -> None:
     assert source == ["x1", "**=", "2.5e-3", "->", "y", "#", "it", "'", "s", "ok", "<eos>"]
     assert tokenize(Bytes(), b"a\xff\n") == ["a", "\xff", "\n"]
     assert tokenize(ByteNumbers(), b"a\xff\nb") == ["97", "255", "<eos>", "98"]
+
+
+@pytest.mark.parametrize(
+    "text", ["मैं हिन्दी में लिखता हूँ", "தமிழ் மொழி தமிழர்களின்", unicodedata.normalize("NFD", "élève à été"), "می‌خواهم بروم"]
+)
+def test_marks_belong_to_their_letters(text: str) -> None:
+    """Vowel signs, accents of their own, and what joins letters: a word is one, in prose and in a program's comments."""
+    assert tokenize(Words(), text.encode()) == text.split()
+    assert tokenize(PythonSource(), text.encode()) == [*text.split(), "<eos>"]
 
 
 def test_vocabulary_is_ordered_by_frequency_and_maps_the_rest_to_unk(tmp_path: Path) -> None:

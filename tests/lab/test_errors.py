@@ -22,7 +22,7 @@ from tests.conftest import NO_PICTURES
 from tests.helpers.runs import SharedRun
 from trime.errors import UserError
 from trime.lab import command_line
-from trime.lab.command_line import format_error, message_of
+from trime.lab.command_line import check_text_exists, format_error, message_of
 from trime.lab.runner import run
 from trime.lab.sweep import JobResult
 from trime.stages import encode
@@ -179,6 +179,23 @@ def test_mistakes_in_a_text_are_told_before_training(said: Said, text_folder: Pa
     shutil.rmtree(text_folder / "test")
     assert "no split 'test'" in said(*own, where=tmp_path)
     assert not list((tmp_path / "outputs" / "artefacts").glob("fit-*")), "no model was trained"
+
+
+def test_a_text_that_is_not_there_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is imported that trains; what a sweep, another setting or a URL decides is left to the run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "novels").mkdir()
+    for word in (
+        "dataset.path=novels",
+        "dataset.path='novels'",
+        "dataset.path=a,b",
+        "dataset.path=s3://a/b",
+        "dataset.path=null",
+    ):
+        check_text_exists(["experiment=trime", word])
+    for key in ("dataset.path", "evaluate.dataset.path", "datastore.dataset.path"):
+        with pytest.raises(UserError, match=f"^{key}=nowhere: there is no file or folder of that name$"):
+            check_text_exists([f"{key}=nowhere"])
 
 
 def test_artefacts_of_another_model_are_refused(said: Said, language: SharedRun, text_folder: Path) -> None:

@@ -124,7 +124,7 @@ def test_one_document_and_one_seed_have_no_interval() -> None:
     assert found.value < 0 and math.isnan(found.low) and not found.significant and "no interval" in str(found)
 
 
-@pytest.mark.parametrize(("documents", "verdict"), [(9, "too few"), (10, "")])
+@pytest.mark.parametrize(("documents", "verdict"), [(9, "no verdict"), (10, "")])
 def test_few_units_get_no_verdict(documents: int, verdict: str) -> None:
     """The difference and its interval are shown, but not that one is better."""
     one, other = (group_of([made(name, 0, [loss] * documents)]) for name, loss in (("a", 4.0), ("b", 5.0)))

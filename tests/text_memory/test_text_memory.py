@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import html
 import json
@@ -15,7 +16,6 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -23,9 +23,11 @@ from tokenizers import Tokenizer
 import trime
 from tests.conftest import ROOT
 from tests.helpers.decoders import FAMILIES, model_of, sentencepiece_of, take_weights, text_of, tokenizer_of, write_texts
+from trime.common.io import checksum_of, write_json
 from trime.errors import UserError
 from trime.models.pretrained.loading import identity_of_model
 from trime.text_memory.memory import TextMemory
+from trime.text_memory.segment import DESCRIPTION, TEXTS
 
 
 def step(memory: TextMemory, model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
@@ -533,6 +535,39 @@ def test_padding_may_be_of_any_number(fitted: TextMemory, monkeypatch: pytest.Mo
     monkeypatch.setattr(fitted.decoder, "without_padding", lambda row: row[1:])
     (padded,) = fitted.explain([[99999, *ids]])
     assert [token.text for token in padded] == [token.text for token in expected]
+
+
+def test_a_full_disk_keeps_what_was_added(
+    model: Any, tokenizer: Any, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told before a file is written through memory, where a full disk would end the process."""
+    memory = TextMemory(model, tokenizer, tmp_path / "memory")
+    first, second, *_ = sorted((texts / "stored").iterdir())
+    memory.add(first)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(UserError, match=r"No space left on device.*what was added stays"):
+            memory.add(second)
+    assert memory.names == [str(first)] and not [*memory.folder.glob("*.partial")]
+    assert memory.add(second) == 1 and len(memory.names) == 2
+
+
+def test_a_memory_of_an_earlier_version_is_searched_too(fitted: TextMemory, texts: Path, tmp_path: Path) -> None:
+    """It has not kept its texts, but their tokens."""
+    shutil.copytree(fitted.folder, tmp_path / "old")
+    for folder in (tmp_path / "old").glob("0*"):
+        content = json.loads((folder / DESCRIPTION).read_text())
+        content.pop("checksum")
+        del content["files"][TEXTS]
+        (folder / TEXTS).unlink()
+        write_json(folder / DESCRIPTION, content | {"checksum": checksum_of(content)})
+    old = TextMemory(fitted.decoder.model, fitted.decoder.tokenizer, tmp_path / "old", window=100, overlap=28)
+    assert old.count("elf.") == fitted.count("elf.") > 0 and old.find("elf.", 5) == fitted.find("elf.", 5)
+    assert old.add(texts / "test") == 2 and old.count("elf.") > fitted.count("elf.")
 
 
 def test_a_text_counts_once(fitted: TextMemory, texts: Path, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
 PACKAGE = str(Path(__file__).parents[1])
-INSTALLED = tuple(f"{place}/" for place in {PACKAGE, *map(sysconfig.get_paths().get, ("stdlib", "purelib", "platlib"))} if place)
+PLACES = PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+INSTALLED = tuple(f"{place}/" for place in PLACES if place)
 Free = Annotated[T, "free"]  # a field that cannot change a result, such as a device or a place: no hash contains it
 
 

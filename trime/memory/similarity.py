@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from trime.common.choices import METRICS
-from trime.common.types import Float, Tensor
+from trime.common.types import Bool, Float, Tensor
 from trime.errors import UserError
 
 
@@ -41,3 +41,8 @@ def as_inner_products(query: Float[Tensor, "*n q d"], key: Float[Tensor, "*n m d
 def normalize_keys(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
     """Return vectors scaled to length sqrt(d), the length of a layer-normalised g."""
     return x.shape[-1] ** 0.5 * F.normalize(x, dim=-1)
+
+
+def hide_(logits: Float[Tensor, "b h q m"], hidden: Bool[Tensor, "b 1 q m"]) -> Float[Tensor, "b h q m"]:
+    """Make the logits of hidden entries -inf, in place: by an addition, which is several times as fast as ``masked_fill_``."""
+    return logits.add_(logits.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf))

@@ -43,7 +43,7 @@ class Difference(NamedTuple):
     def __str__(self) -> str:
         if math.isnan(self.value):
             return "not finite"
-        few = "" if self.has_verdict or math.isnan(self.low) else " too few"
+        few = "" if self.has_verdict or math.isnan(self.low) else " no verdict"
         return f"{self.value:+.2f} {self.interval}{few}" + " no difference shown" * (self.has_verdict and not self.significant)
 
 

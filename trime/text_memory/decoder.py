@@ -48,7 +48,7 @@ class Calls(threading.local):
 
 
 class Hook:
-    """A hook on a module that calls a method of a decoder as long as that lives; copies of the module have one that does nothing.
+    """A hook on a module, which calls a decoder's method as long as that lives; that of a copied module does nothing.
 
     The model must not keep the decoder alive, and can be pickled and sent to other processes.
     """

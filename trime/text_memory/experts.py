@@ -68,11 +68,11 @@ class Experts:
     def masses(self, tokens: np.ndarray, query: Float[Tensor, "n d"], log_probability: Float[Tensor, " n"]) -> ExpertMasses:
         """Return the masses of all tokens of a text but the first, given their contexts and the model's log-probabilities."""
         target = torch.from_numpy(tokens[1:])
-        masses = [LogMass(log_probability[None], torch.zeros(1, len(target)))]
+        masses = [LogMass(log_probability[None], log_probability.new_zeros(1, len(target)))]
         for name in self.memories:
             if name == NEIGHBOURS:
                 found = self.nearest(query)
-                masses.append(entry_masses(found.similarity, found.token, target, torch.tensor(TEMPERATURES)))
+                masses.append(entry_masses(found.similarity, found.token, target, query.new_tensor(TEMPERATURES)))
             else:
                 of_target, total = self.text_counts(tokens) if name == TEXT else document_counts(tokens)
                 masses.append(LogMass(*(torch.from_numpy(count).float().log() for count in (of_target, total))))
@@ -101,19 +101,19 @@ class Experts:
 
     def next_token(self, tokens: np.ndarray, query: Float[Tensor, "1 d"]) -> tuple[Float[Tensor, "1 e"], Candidates]:
         """Return the experts' log-masses after a text, and the tokens that they propose."""
-        totals, expert, token, probability = [torch.zeros(1, 1)], [], [], []
+        totals, expert, token, probability = [query.new_zeros(1, 1)], [], [], []
         first = 1
         for name in self.memories:
             if name == NEIGHBOURS:
                 found = self.nearest(query)
-                scores = found.similarity / torch.tensor(TEMPERATURES)[:, None]
+                scores = found.similarity / query.new_tensor(TEMPERATURES)[:, None]
                 total = scores.logsumexp(1)
                 shares = (scores - total.nan_to_num(neginf=0)[:, None]).exp().numpy()
                 of_orders = [(found.token[0].numpy(), share) for share in shares]
             else:
                 counted = self.text_followers(tokens) if name == TEXT else document_followers(tokens)
                 sums = [float(count.sum()) for _, count in counted]
-                total = torch.tensor(sums).log()
+                total = query.new_tensor(sums).log()
                 of_orders = [(each, count / max(whole, 1.0)) for (each, count), whole in zip(counted, sums, strict=True)]
             totals.append(total[None])
             for number, (proposed, share) in enumerate(of_orders):

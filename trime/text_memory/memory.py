@@ -24,9 +24,9 @@ from trime.data.datasets.files import Text
 from trime.data.notes import COPIED
 from trime.data.texts import path_list, read_files, read_texts
 from trime.errors import UserError
+from trime.models.pretrained.loading import device_of
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
-from trime.models.pretrained.loading import device_of
 from trime.text_memory.decoder import PROBE, Decoder, as_stored
 from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, TEXT_ORDERS, Experts
 from trime.text_memory.mixing import ExplainedToken, confidence, mixed, parts_of, predict
@@ -46,7 +46,8 @@ NOISE = 0.02  # nats: a feature that varies less, as of an untrained model, hold
 SHOWN = 8  # tokens on each side of a source
 FOLLOWING, AROUND = 24, 48  # bytes of text behind a place, and on both sides of it, that are read
 # Settings of the model's generate that this memory's decides itself, or that it cannot follow.
-REFUSED = {"attention_mask", "inputs", "input_ids", "inputs_embeds", "return_dict_in_generate", "generation_config", "guidance_scale"}
+REFUSED = {"attention_mask", "inputs", "input_ids", "inputs_embeds"}
+REFUSED |= {"return_dict_in_generate", "generation_config", "guidance_scale"}
 REFUSED |= {"output_scores", "output_logits", "output_attentions", "output_hidden_states"}
 ROW = re.compile(r"(.*), (?:row|line) \d+", re.DOTALL)  # the name of a row of a file
 
@@ -100,7 +101,8 @@ class TextMemory:
             log.warning("there is no text in %s", ", ".join(map(str, paths)))
         if gone:  # texts that are empty now, and rows that their files no longer have
             self.store.remove(gone)
-        with Progress(total=sum(len(tokens) for _, tokens, _ in new.values()), unit="token", unit_scale=True, desc="add") as bar:
+        total = sum(len(tokens) for _, tokens, _ in new.values())
+        with Progress(total=total, unit="token", unit_scale=True, desc="add") as bar:
             for document, tokens, content in new.values():
                 key = np.concatenate([*self.keys(tokens, bar)]) if self.knn else None
                 self.store.add(Content([document], tokens, self.decoder.lines(tokens), key, [content]))
@@ -170,6 +172,7 @@ class TextMemory:
         query, of_target = (torch.cat(column) for column in zip(*masses, strict=True))
         return Scored(experts.masses(tokens, query, of_target), torch.cat(features))
 
+    @torch.inference_mode(False)
     def fit(self, paths: str | Path | Iterable[str | Path], field: str = "text", seed: int = 0) -> Worth:
         """Fit the weights to held-out texts, and return what the memories are worth there (cross-fitted).
 

@@ -106,11 +106,13 @@ class StopAfterPrompt:
     """A stopping criterion: a row ends where its new text, or the prompt's end with some of it, holds one of ``stops``."""
 
     def __init__(self, stops: list[str], prompts: list[Prompt], decoder: Decoder):
-        self.stops, self.prompts, self.decoder, self.begin = stops, prompts, decoder, max(len(each.tokens) for each in prompts)
+        self.stops, self.prompts, self.decoder = stops, prompts, decoder
+        self.begin = max(len(prompt.tokens) for prompt in prompts)
 
     def __call__(self, input_ids: Int[Tensor, "b l"], scores: Any, **_: Any) -> Bool[Tensor, " b"]:
         repeats = len(input_ids) // len(self.prompts)
-        rows = [self.ends(self.prompts[row // repeats], tokens) for row, tokens in enumerate(input_ids[:, self.begin :].tolist())]
+        written = enumerate(input_ids[:, self.begin :].tolist())
+        rows = [self.ends(self.prompts[row // repeats], tokens) for row, tokens in written]
         return torch.tensor(rows, device=input_ids.device)
 
     def ends(self, prompt: Prompt, tokens: list[int]) -> bool:

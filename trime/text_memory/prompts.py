@@ -37,7 +37,7 @@ def prompts_of(given: Any, decoder: Decoder) -> tuple[list[Prompt], bool]:
         return [read(given, decoder)], True
     readers = [reader_of(each) for each in given] if isinstance(given, list | tuple) else []
     if not readers or None in readers:
-        raise UserError(f"prompt={shown(given)}: pass a text, a chat of messages with role and content, token numbers, or a list")
+        raise UserError(f"prompt={shown(given)}: pass a text, messages with role and content, token numbers, or a list of such")
     return [read(each, decoder) for read, each in zip(readers, given, strict=True) if read], False
 
 
@@ -52,7 +52,7 @@ def reader_of(given: Any) -> Callable[[Any, Decoder], Prompt] | None:
 
 
 def of_text(text: str, decoder: Decoder) -> Prompt:
-    """Return a text without its last word, or the blanks at its end: a token of the stored texts may begin there and end later."""
+    """Return a text without its last word, or the blanks at its end: a stored token may begin there and end later."""
     if control := next((token for token in template_tokens(decoder) if token in text), None):
         raise UserError(
             f"the prompt spells {control}, which would be read as letters: pass the messages themselves, "

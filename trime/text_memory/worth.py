@@ -84,7 +84,7 @@ class Worth:
             lines.append(f"{label:18}{self.perplexity[name]:10.2f}  {self.bits_per_byte[name]:9.3f}  {versus}".rstrip())
         if not self.differences["model"].has_verdict:
             lines.append(
-                f"too few: {self.differences['model'].units} texts or parts of {PART:,} tokens, where a verdict needs {FEWEST}"
+                f"no verdict: {self.differences['model'].units} texts or parts of {PART:,} tokens, and one needs {FEWEST}"
             )
         if self.near_copies:
             names = ", ".join(self.near_copies[:NAMED]) + (", …" if len(self.near_copies) > NAMED else "")

@@ -15,6 +15,9 @@ import torch
 
 pytest.importorskip("transformers", reason="the extra pretrained")
 
+import peft
+import transformers
+
 import trime
 from tests.helpers.decoders import FAMILIES, model_of
 from tests.helpers.pretrained import save_model
@@ -286,8 +289,70 @@ def test_what_it_cannot_read_with_is_told() -> None:
     with pytest.raises(UserError, match="configuration says 12"):
         model(tokens, past_key_values=cache)
     x = torch.zeros(1, 2, 3, 8)
-    with pytest.raises(UserError, match="adds to the logits"):
+    with pytest.raises(UserError, match="depends on s_aux"):
         check_call(model.model.layers[0].self_attn, cache.memories[0], {"s_aux": x})
+
+
+SMALL_DECODER = {"vocab_size": 60, "d_model": 32, "decoder_ffn_dim": 48, "decoder_layers": 2, "decoder_attention_heads": 4}
+OPT = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "word_embed_proj_dim": 32,
+}
+BERT = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind, sizes", [("OPT", OPT), ("Bart", SMALL_DECODER), ("Blenderbot", SMALL_DECODER)])
+def test_a_decoder_within_another_module_reads(kind: str, sizes: dict[str, int]) -> None:
+    """Also where the encoder that it was trained with has another number of layers."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**sizes, max_position_embeddings=64)
+    model, tokens = getattr(transformers, f"{kind}ForCausalLM")(config).eval(), torch.randint(3, 60, (1, 30))
+    cache = EvictingCache(model, 40, trime.FIFO())
+    read = torch.cat([model(part, past_key_values=cache).logits for part in tokens.split(20, 1)], 1)
+    torch.testing.assert_close(read, model(tokens, use_cache=False).logits)
+
+
+@torch.no_grad()
+def test_attention_that_a_memory_would_change_is_refused() -> None:
+    """Masks that layers make, attention to what follows, and prompts that were learned."""
+    sizes = BERT | {"num_key_value_heads": 2, "keep_window_size": 16}
+    doge = transformers.DogeForCausalLM(transformers.DogeConfig(**sizes)).eval()
+    bert = transformers.BertLMHeadModel(transformers.BertConfig(**BERT)).eval()
+    for model, message in ((doge, "depends on attention_mask"), (bert, "is_decoder=True")):
+        with pytest.raises(UserError, match=message):
+            model(torch.randint(3, 60, (1, 30)), past_key_values=EvictingCache(model, 40, trime.FIFO()))
+    tuned = peft.get_peft_model(model_of("Llama", 50), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    with pytest.raises(UserError, match="use LoRA"):
+        EvictingCache(tuned, 40, trime.FIFO())
+    with pytest.raises(UserError, match="leave it out"):
+        EvictingCache(model_of("Llama", 50), 40, trime.FIFO(), recall=0)
+
+
+@torch.no_grad()
+def test_a_second_turn_follows_all_that_was_written() -> None:
+    """The last token of an answer, which the cache has not read; and not the padding of rows that ended before others."""
+    model, tokens, more = model_of("Llama", 50), torch.randint(3, 50, (2, 20)), torch.randint(3, 50, (2, 5))
+    written = model.generate(tokens, max_new_tokens=6, do_sample=False, eos_token_id=None)
+    end = int(written[0, 22])  # row 0 ends there
+    settings = {"do_sample": False, "eos_token_id": end, "pad_token_id": 0}
+    model.generation_config.update(eos_token_id=end, pad_token_id=0)
+    cache = EvictingCache(model, 64, trime.FIFO())
+    output = model.generate(tokens, max_new_tokens=6, past_key_values=cache, **settings)
+    inputs = cache.inputs(more, output)
+    assert torch.equal(inputs["input_ids"], torch.cat([output, more], 1))
+    ends = [int((row[20:] == end).nonzero()[0]) + 21 if (row[20:] == end).any() else len(row) for row in output]
+    assert ends[0] < output.shape[1] and [int(row.sum()) - 5 for row in inputs["attention_mask"]] == ends
+    position = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    expected = (
+        model(inputs["input_ids"], attention_mask=inputs["attention_mask"], position_ids=position).logits[:, -1].argmax(1)
+    )
+    answer = model.generate(**inputs, max_new_tokens=1, past_key_values=cache, **settings)
+    assert torch.equal(answer[:, -1], expected)
 
 
 def test_beams_take_their_memory_along(folder: Path) -> None:

@@ -159,9 +159,13 @@ def test_a_cache_knows_what_it_has_read(llama: Any, tmp_path: Path) -> None:
     assert torch.equal(inputs["attention_mask"], torch.cat([mask, torch.ones_like(more)], 1))
     expected = llama.generate(**whole.inputs(more), past_key_values=whole, **settings)
     assert torch.equal(llama.generate(**inputs, past_key_values=again, **settings), expected)
-    assert torch.equal(again.inputs(more)["input_ids"][:, :-9], expected[:, :-1]), "the last token that is written is not read"
+    with pytest.raises(UserError, match="last token that generate wrote was not read"):
+        again.inputs(more)
+    with pytest.raises(UserError, match="not what was written with this cache"):
+        again.inputs(more, expected + 1)
+    assert torch.equal(again.inputs(more, expected)["input_ids"], torch.cat([expected, more], 1))
     again.take_rows(torch.tensor([1]))
-    assert torch.equal(again.inputs(more[:1])["input_ids"][:, :LENGTH], tokens[1:])
+    assert torch.equal(again.inputs(more[:1], expected[1:])["input_ids"][:, :LENGTH], tokens[1:])
     with pytest.raises(UserError, match=r"nothing follows.*cache\.inputs"):
         llama.generate(more[:1], past_key_values=again, **settings)
     with pytest.raises(UserError, match="has 2 rows"):
@@ -267,8 +271,12 @@ def test_the_page_runs_as_printed(
     assert 0 < device < stored and (tmp_path / "read-once" / FILE).is_file()
 
 
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    store = EntryStore(Recall(4, folder=tmp_path / "nowhere"))
+def test_a_folder_is_made_and_one_that_cannot_be_is_told(tmp_path: Path) -> None:
+    store = EntryStore(Recall(4, folder=tmp_path / "new"))
+    store.write(torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4), torch.tensor([[0, 1]]))
+    assert store.bytes > 0 and (tmp_path / "new").is_dir()
+    (tmp_path / "file").write_text("")
+    store = EntryStore(Recall(4, folder=tmp_path / "file"))
     with pytest.raises(UserError, match="name another folder"):
         store.write(torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4), torch.tensor([[0, 1]]))
     for wrong in ({"entries": 0}, {"entries": 4, "block": 0}):

@@ -22,6 +22,7 @@ from trime.common.types import Bool, Float, Int, Tensor
 from trime.errors import UserError
 from trime.memory.recall.base import BlockKey
 from trime.memory.recall.gaussian import Gaussian
+from trime.memory.similarity import hide_
 from trime.memory.slots.bounded import take_slots
 
 ROOM = 1024  # positions for which there is room at first
@@ -99,10 +100,15 @@ class EntryStore:
         real = position >= 0
         if not real.any():
             return
-        row = torch.arange(len(key))[:, None].expand_as(position)
-        for column, new in zip(self.columns, entries, strict=True):
-            column[position[real], row[real]] = new[real]
-        self.describe(int(position[real].min()), int(position[real].max()), device)
+        first, last = int(position[real].min()), int(position.max())
+        if real.all() and last - first == position.shape[1] - 1:  # rows stand together, as always without padding
+            for column, new in zip(self.columns, entries, strict=True):
+                column[first : last + 1] = new.transpose(0, 1)
+        else:
+            row = torch.arange(len(key))[:, None].expand_as(position)
+            for column, new in zip(self.columns, entries, strict=True):
+                column[position[real], row[real]] = new[real]
+        self.describe(first, last, device)
 
     def describe(self, begin: int, end: int, device: torch.device) -> None:
         """Compute what stands for the blocks, and the regions that have ended, of positions from ``begin`` to ``end``."""
@@ -189,10 +195,13 @@ class EntryStore:
 
     def attended(self, asked: Asked, blocks: Int[Tensor, "b r"], of: Int[Tensor, "b n"], score: Score) -> Float[Tensor, "b r"]:
         """Return the largest share of a query's attention that each block gets by its best key, of keys at positions ``of``."""
-        key = self.entries(0, blocks).to(of.device)
+        size = self.recall.block
+        # The first entries of all blocks, then the second ones: the best of a block is then a maximum of whole vectors.
+        columns = self.entries(0, blocks).to(of.device), of
+        key, of = (column.unflatten(1, (-1, size)).transpose(1, 2).flatten(1, 2) for column in columns)
         hidden = (of < 0)[:, None] | (of[:, None] > asked.at[..., None])
-        logits = score(asked.query, asked.at, key, of).masked_fill(hidden[:, None], -torch.inf)
-        return largest_share(logits.unflatten(-1, (-1, self.recall.block)).amax(-1), asked)
+        logits = hide_(score(asked.query, asked.at, key, of), hidden[:, None])
+        return largest_share(logits.unflatten(-1, (size, -1)).amax(-2), asked)
 
     def candidates(self, asked: Asked, missing: Bool[Tensor, "b n"], scale: float) -> Int[Tensor, "b r"]:
         """Return the blocks whose keys are worth comparing, of those with ``missing`` entries; in long texts by regions."""

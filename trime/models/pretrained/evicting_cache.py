@@ -8,6 +8,7 @@ lab's own reading passes a score that rotates them instead (``of_layers``).
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import warnings
@@ -41,7 +42,7 @@ from transformers import AttentionInterface, GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-GENERATION = GenerationMixin.generate.__code__.co_filename
+GENERATION = inspect.unwrap(GenerationMixin.generate).__code__
 IMPLEMENTATION = "trime_evicting"  # the name of the attention function in transformers
 FILE = "cache.safetensors"
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -344,7 +345,8 @@ class EvictingCache(LayerMemories, Cache):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock", f"writing {folder}"):
             remove_half_written(folder, f"{FILE}.*")  # the folder is the user's, and may have other files
-            write_tensors(folder / FILE, tensors, {"made with": self.identity(), "seen": self.seen, "is_written": self.is_written})
+            note = {"made with": self.identity(), "seen": self.seen, "is_written": self.is_written}
+            write_tensors(folder / FILE, tensors, note)
 
     def load(self, folder: str | Path) -> EvictingCache:
         """Go on with a text that was read and saved, in place of any other; return the cache.
@@ -427,7 +429,9 @@ def check_settings(size: Any, top_k: Any, chunk: Any, recall: Any, per_head: Any
 def without_adapter(model: Any) -> Any:
     """Return the model itself; UserError where learned prompts come before its text, which its own layers do not know."""
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        raise UserError("prompt and prefix tuning put learned tokens before a text, which an EvictingCache would leave out: use LoRA")
+        raise UserError(
+            "prompt and prefix tuning put learned tokens before a text, which an EvictingCache would leave out: use LoRA"
+        )
     return unwrapped(model)
 
 
@@ -500,7 +504,7 @@ def calls_of(thread: threading.Thread, stack: Any) -> list[str]:
 def is_generating() -> bool:
     """Return whether this is called within ``generate`` of transformers."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not (frame.f_code.co_name == "generate" and frame.f_code.co_filename == GENERATION):
+    while frame is not None and frame.f_code is not GENERATION:
         frame = frame.f_back
     return frame is not None
 
@@ -607,9 +611,10 @@ def check_call(module: Any, layer: LayerMemory, settings: dict[str, Any]) -> Non
     """Raise UserError where a layer asks for attention that a memory does not compute."""
     name = type(module).__name__
     if ignored := sorted(key for key, value in settings.items() if isinstance(value, Tensor) and key not in PLACES):
-        raise UserError(f"{name} has attention that depends on {', '.join(ignored)}, which an EvictingCache ignores: not supported")
+        inputs = ", ".join(ignored)
+        raise UserError(f"{name} has attention that depends on {inputs}, which an EvictingCache ignores: not supported")
     if settings.get("is_causal", getattr(module, "is_causal", True)) is False and settings["queries"] > 1:
-        raise UserError(f"{name} sees what follows a token: pass a causal language model (of BERT and the like, is_decoder=True)")
+        raise UserError(f"{name} sees what follows a token: pass a causal language model, of BERT one with is_decoder=True")
     window = settings.get("sliding_window", layer.memory.window)
     if window != layer.memory.window:
         raise UserError(

@@ -14,15 +14,16 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.nn import functional as F
 
-from trime.common.types import AttentionBlock, Float, Int, Ranking, Seen, Tensor
+from trime.common.types import AttentionBlock, Bool, Float, Int, Ranking, Seen, Tensor
 from trime.errors import UserError
 from trime.memory.recall.store import Asked, EntryStore, Recall
+from trime.memory.similarity import hide_
 from trime.memory.slots.bounded import MemoryState, SlotWrites
 from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.rotary import RotaryScore
 from trime.models.layers.topk_attention import masked_softmax
 from trime.models.pretrained.attendre import Attendre, copy_scores_from
-from trime.models.pretrained.filling import DotProducts, Filling, Queries, seen_by
+from trime.models.pretrained.filling import DotProducts, Filling, Queries
 
 Columns = tuple[Tensor, Tensor, Tensor]  # queries [b l h d], keys and values [b l g d]
 ASKING = 16  # of the last queries of a step, and of others, that choose what is recalled: all would cost as much as the layer
@@ -199,13 +200,18 @@ class LayerMemory:
         """Return what queries attend to of entries at ``of``, and the scores, unless the model's ``own`` attention can read."""
         (query, at), held = queries, of.shape[1]
         key, value = (column[:, :held] for column in self.state.columns)
-        if self.store is not None and (recalled := self.recalled(queries, key, of)):
-            key, value, of = (torch.cat(pair, 1) for pair in zip((key, value, of), recalled, strict=True))
-            has_gaps = True
         sees_all = at.shape[1] == 1 and self.memory.window is None and not has_gaps
-        needs_scores = not self.is_plain or self.memory.keys.policy.uses_attention or self.memory.top_k is not None
-        if own is not None and not needs_scores:
-            return own(query, key, value, None if sees_all else seen_by(self.memory, at, of)), None
+        own = own if self.is_plain and self.memory.top_k is None else None
+        needs_mask = self.store is not None or (own is not None and not sees_all)
+        visible = self.memory.visible(at, of) if needs_mask else None
+        block = None if own is None else self.observed(queries, key, of, value, visible)
+        if visible is not None and self.store is not None and (recalled := self.recalled(queries, key, of, visible)):
+            key, value, of = (torch.cat(pair, 1) for pair in zip((key, value, of), recalled, strict=True))
+            visible, sees_all = torch.cat([visible, self.memory.visible(at, recalled[2])], -1), False
+        if own is not None:
+            # Padding sees all, since attention to nothing is not a number.
+            mask = visible if visible is None or not has_gaps else visible | (at < 0)[:, None, :, None]
+            return own(query, key, value, None if sees_all else mask), block
         result = self.memory.look((query, at, key, of), value, self.score, sees_all)
         if self.records and bool((at >= 0).any()):
             self.last = result.similarity[..., :held], of[:, :held], at
@@ -214,6 +220,25 @@ class LayerMemory:
         retrieved = None if result.retrieved is None else result.retrieved[..., :held]
         pairs = query, at, key[:, :held], of[:, :held]
         return values, AttentionBlock(result.logits[..., :held], at, retrieved, self.seen(pairs, value[:, :held]))
+
+    def observed(
+        self,
+        queries: Queries,
+        key: Float[Tensor, "b m g s"],
+        of: Int[Tensor, "b m"],
+        value: Float[Tensor, "b m g d"],
+        visible: Bool[Tensor, "b 1 q m"] | None,
+    ) -> AttentionBlock | None:
+        """Return the logits of those queries that the policy looks at: where the last ones decide, of no others."""
+        policy = self.memory.keys.policy
+        if not policy.uses_attention:
+            return None
+        newest = policy.observes if policy.observes and not bool((queries.position < 0).any()) else queries.position.shape[1]
+        query, at = (column[:, -newest:] for column in queries)
+        logits = self.score(query, at, key, of)
+        if visible is not None:
+            hide_(logits, ~visible[:, :, -newest:])
+        return AttentionBlock(logits, at, None, self.seen((query, at, key, of), value))
 
     def seen(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor) -> Seen | None:
         """Return what queries would see later of keys, where the policy asks for it; UserError where no positions are known."""
@@ -231,12 +256,12 @@ class LayerMemory:
         return torch.cat([torch.linspace(0, max(count - ASKING, 0), ASKING).long(), torch.arange(count)[-ASKING:]]).unique()
 
     def recalled(
-        self, queries: Queries, key: Float[Tensor, "b m g s"], of: Int[Tensor, "b m"]
+        self, queries: Queries, key: Float[Tensor, "b m g s"], of: Int[Tensor, "b m"], visible: Bool[Tensor, "b 1 q m"]
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return keys, values and positions of what queries get back beside entries at ``of``; None where that is nothing."""
         asking = self.asking(queries.position.shape[1])
         query, at = (column[:, asking] for column in queries)
-        local = self.score(query, at, key, of).masked_fill(~self.memory.visible(at, of), -torch.inf).logsumexp(-1)
+        local = hide_(self.score(query, at, key, of), ~visible[:, :, asking]).logsumexp(-1)
         assert self.store is not None
         return self.store.best(Asked(query, at, local), of, self.score, self.products.scale_of(query))
 

@@ -126,7 +126,7 @@ class Adaptive(Mixture):
         optimizer = torch.optim.Adam(learned.values(), self.learning_rate)
         best_parameters = {name: tensor.detach().clone() for name, tensor in learned.items()}
         loss = -self.network_scores(x, known, log_probability)
-        best, since = (loss * stopping).sum(1) / stopping.sum(1), torch.zeros(self.networks)
+        best, since = (loss * stopping).sum(1) / stopping.sum(1), total.new_zeros(self.networks)
         for _ in range(self.epochs):
             for rows in torch.randperm(len(x), generator=generator).split(self.batch):
                 loss = -self.network_log_probability(x[rows], known[rows], log_probability[rows])
@@ -153,11 +153,11 @@ class Adaptive(Mixture):
         mean = finite.nanmean(0).nan_to_num()
         deviation = (finite - mean).square().nanmean(0).sqrt().nan_to_num(nan=1.0).clamp(min=self.least_deviation)
         inputs, experts = raw_features.shape[1], total.shape[1]
-        w1 = torch.empty(folds, inputs, self.hidden).uniform_(-1, 1, generator=generator) / math.sqrt(inputs)
+        w1 = total.new_empty(folds, inputs, self.hidden).uniform_(-1, 1, generator=generator) / math.sqrt(inputs)
         self.parameters = {"mean": mean, "deviation": deviation, "counts": counts, "w1": w1}
-        self.parameters["b1"] = torch.zeros(folds, 1, self.hidden)
-        self.parameters["w2"] = torch.zeros(folds, self.hidden, experts)
-        self.parameters["b2"] = torch.zeros(folds, 1, experts)
+        self.parameters["b1"] = total.new_zeros(folds, 1, self.hidden)
+        self.parameters["w2"] = total.new_zeros(folds, self.hidden, experts)
+        self.parameters["b2"] = total.new_zeros(folds, 1, experts)
 
     @torch.no_grad()
     def network_scores(self, x: Tensor, known: Tensor, log_probability: Tensor) -> Float[Tensor, "k n"]:
@@ -197,7 +197,7 @@ def constant_log_weights(
     is_known, tokens = known.to(probability.dtype), training.T.to(probability.dtype)
     # Weights are shared out among the experts known at a token: P = Σ_e π_e P_e / Σ_e π_e. Each step maximises a lower bound
     # of the likelihood (EM, with the logarithm of the divisor bounded by its tangent).
-    weight = torch.full((len(training), known.shape[1]), 1 / known.shape[1])
+    weight = log_probability.new_full((len(training), known.shape[1]), 1 / known.shape[1])
     for _ in range(STEPS):
         chosen = probability.T @ (tokens / (probability @ weight.T).clamp(min=torch.finfo(weight.dtype).tiny))
         possible = is_known.T @ (tokens / (is_known @ weight.T))

@@ -64,7 +64,7 @@ def fit_log_weights(masses: ExpertMasses, sizes: list[int]) -> Float[Tensor, " e
     # Coordinate descent from the middle temperatures: a memory takes its best one, with weights fitted for each candidate.
     firsts = [1 + sum(sizes[:number]) for number in range(len(sizes))]
     chosen = [first + (size - 1) // 2 for first, size in zip(firsts, sizes, strict=True)]
-    best, weight = fit_weights_of(masses, chosen, torch.zeros(len(chosen)))
+    best, weight = fit_weights_of(masses, chosen, masses.total.new_zeros(len(chosen)))
     for _ in range(ROUNDS):
         before = list(chosen)
         for number, (first, size) in enumerate(zip(firsts, sizes, strict=True)):
@@ -75,7 +75,7 @@ def fit_log_weights(masses: ExpertMasses, sizes: list[int]) -> Float[Tensor, " e
                     best, chosen, weight = loss, candidate, fitted
         if chosen == before:
             break
-    result = torch.full((masses.total.shape[1],), -torch.inf)
+    result = masses.total.new_full((masses.total.shape[1],), -torch.inf)
     result[0], result[chosen] = 0.0, weight
     return result
 

@@ -43,6 +43,7 @@ class EvictionPolicy:
     # What the scores depend on as long as nothing is evicted: every step, as it came (steps); all queries, in whatever steps
     # (queries); or the last step alone (last_step). A memory that is not full need not score step by step then.
     scored_by: str = "steps"
+    observes: int | None = None  # queries of a step, the newest, on which scores depend; None: all of them
     free_slots: int = 1  # that it needs beside sinks and protected entries to choose between others
 
     def __init__(self, initial: Initial, newest_first: bool = True, sinks: int = 0):

@@ -15,6 +15,7 @@ class LRALast(AttentionScorePolicy):
     """Score entries by the last query of each step; ``heads``: the sum or the max over heads (else UserError)."""
 
     scored_by = "last_step"
+    observes = 1
 
     def __init__(
         self,

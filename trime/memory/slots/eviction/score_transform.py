@@ -13,10 +13,19 @@ from trime.errors import UserError
 
 @runtime_checkable
 class ScoreTransform(Protocol):
-    """A transform from the attention scores of a block to importance."""
+    """A transform from the attention scores of a block to importance; hidden entries may have any, such as NaN."""
 
     def __call__(self, block: AttentionBlock) -> Float[Tensor, "b h q m"]:
         """Return the importance of each entry to each query, of any precision; values of hidden entries are ignored."""
+
+
+def summed_over_heads(transform: ScoreTransform, block: AttentionBlock) -> Float[Tensor, "b q m"]:
+    """Return the importance of each entry to each query in float64, summed over heads; that of hidden entries is zero."""
+    importance = transform(block)
+    if not isinstance(transform, Softmax):
+        return importance.masked_fill(~block.visible, 0.0).sum(1, dtype=torch.float64)
+    # Weights are zeros where something is hidden, and NaN where all is: a mask for each head would cost more than they do.
+    return importance.sum(1, dtype=torch.float64).nan_to_num_(0.0).masked_fill_(block.position[..., None] < 0, 0.0)
 
 
 class Raw:

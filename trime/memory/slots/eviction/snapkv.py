@@ -12,7 +12,7 @@ from trime.common.types import AttentionBlock, Float, Int, Ranking, Tensor
 from trime.errors import UserError
 from trime.memory.slots.eviction.base import AttentionScorePolicy, Summary, check_recent, last_position, newest_slots
 from trime.memory.slots.eviction.initial import OwnPosition
-from trime.memory.slots.eviction.score_transform import ScoreTransform, Softmax
+from trime.memory.slots.eviction.score_transform import ScoreTransform, Softmax, summed_over_heads
 
 
 class SnapKV(AttentionScorePolicy):
@@ -39,7 +39,7 @@ class SnapKV(AttentionScorePolicy):
         if kernel % 2 == 0:
             raise UserError(f"eviction.kernel={kernel} must be odd: an entry has as many neighbours before it as after it")
         self.window, self.kernel = check_recent(window, "window"), kernel
-        self.is_for_questions = False
+        self.observes, self.is_for_questions = self.window, False
 
     def protected(self, size: int) -> int:
         return self.window
@@ -58,7 +58,7 @@ class SnapKV(AttentionScorePolicy):
         """Return the summary with the values of the last queries, those of the block included, summed over heads."""
         if block.position.shape[1] > self.window:
             block = block.take(block.position.topk(self.window, dim=1).indices)
-        value = self.score_transform(block).masked_fill(~block.visible, 0.0).sum(1, dtype=torch.float64)
+        value = summed_over_heads(self.score_transform, block)
         position = torch.cat([summary.window, block.position], 1)
         value, last = torch.cat([summary.value, value], 1), last_position(summary, block)
         if position.shape[1] > self.window:
