@@ -16,7 +16,19 @@ from trime.common.cpu import prepare_cpu
 NAMES = (
     "first_run",
     *("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit", "mixture"),
-    *("retained", "cache", "sizing", "pays", "decoder_memory", "completion", "newer_name", "ngrams", "recall", "duel"),
+    *(
+        "retained",
+        "cache",
+        "sizing",
+        "pays",
+        "decoder_memory",
+        "completion",
+        "newer_name",
+        "ngrams",
+        "counts",
+        "recall",
+        "duel",
+    ),
 )
 
 

@@ -104,10 +104,10 @@ def new_names(text: str, stored: Collection[str]) -> list[int]:
 
 def predicted(memory: TextMemory, tokens: np.ndarray, places: Collection[int]) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield some places of a text, with the log-probabilities of every token there: the model's, and those with memory."""
-    experts, mixture, first = memory.experts(), memory.mixture(), 1
+    experts, mixture, first = memory._experts(), memory._mixture(), 1
     for context, log_probability in memory.decoder.read(torch.from_numpy(tokens), logits=True):
         assert log_probability is not None
-        queries = memory.scaled(context)
+        queries = memory._scaled(context)
         for place in sorted(place for place in places if first <= place < first + len(context)):
             row = slice(place - first, place - first + 1)
             with_memory = predict(experts, mixture, tokens[:place], queries[row], log_probability[row])
@@ -157,7 +157,7 @@ def line_rows(memory: TextMemory, places: list[tuple[str, str]]) -> list[Row]:
     prompted = Prompted(memory.decoder.model, memory.decoder.tokenizer, stored_texts(memory))
     memory.decoder = plain(memory)
     memory.decoder.window = 2**20  # passages, prompt and lines are read at once, as in generation
-    mixtures, rows = {"none": ModelAlone(TEMPERATURES), "all": memory.mixture()}, []
+    mixtures, rows = {"none": ModelAlone(TEMPERATURES), "all": memory._mixture()}, []
     for beside in BESIDE:
         prompts = [before for before, _ in places]
         if beside != "nothing":
@@ -168,7 +168,7 @@ def line_rows(memory: TextMemory, places: list[tuple[str, str]]) -> list[Row]:
             nats_of(memory, prompt, wanted) for prompt, (_, wanted) in zip(Progress(prompts, desc="read"), places, strict=True)
         ]
         for column, (name, mixture) in enumerate(mixtures.items()):
-            memory.mixture = lambda chosen=mixture: chosen  # type: ignore[method-assign,misc]
+            memory._mixture = lambda chosen=mixture: chosen  # type: ignore[method-assign,misc]
             for first in Progress(range(0, len(prompts), BATCH), unit="batch", desc=f"complete: {beside}, {name}"):
                 batch = range(first, min(first + BATCH, len(prompts)))
                 stop = StoppingCriteriaList([Written(memory.decoder)])
@@ -176,7 +176,7 @@ def line_rows(memory: TextMemory, places: list[tuple[str, str]]) -> list[Row]:
                 for number, text in zip(batch, texts, strict=True):
                     row = {"beside the text": beside, "memories": name, "place": number, "nats": nats[number][column]}
                     rows.append(row | compared(text, places[number][1]) | {"written": text, "wanted": places[number][1]})
-        memory.mixture = lambda: mixtures["all"]  # type: ignore[method-assign]
+        memory._mixture = lambda: mixtures["all"]  # type: ignore[method-assign]
     return rows
 
 

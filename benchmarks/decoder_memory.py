@@ -149,7 +149,7 @@ def worth_rows(memory: TextMemory, folder: Path, load: Callable[[], Any]) -> lis
     """Return bits per byte of the test part under each set of memories, with nothing, passages or LoRA beside them."""
     model, tokenizer = memory.decoder.model, memory.decoder.tokenizer
     memory.add(folder / "texts" / "stored")
-    stored, experts = stored_texts(memory), memory.experts()
+    stored, experts = stored_texts(memory), memory._experts()
     seconds = seconds_to_read(memory, stored)
     print(memory.fit(folder / "texts" / "held_out"))  # the weights that completions are written with
     rows = []
@@ -189,8 +189,8 @@ def rows_beside(
     beside: str, memory: TextMemory, folder: Path, experts: Experts, skipped: str | None = None
 ) -> list[dict[str, Any]]:
     """Return a row for each set of memories: weights are fitted to one part, for this decoder, and another is scored."""
-    texts = [memory.held_out(folder / "texts" / part, "text") for part in ("held_out", "test")]
-    parts = [memory.read_all(each, experts) for each in texts]
+    texts = [memory._held_out(folder / "texts" / part, "text") for part in ("held_out", "test")]
+    parts = [memory._read_all(each, experts) for each in texts]
     held_out, test = (
         Scored(concat_masses([each.masses for each in part]), torch.cat([each.features for each in part])) for part in parts
     )

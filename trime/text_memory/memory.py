@@ -104,7 +104,7 @@ class TextMemory:
         total = sum(len(tokens) for _, tokens, _ in new.values())
         with Progress(total=total, unit="token", unit_scale=True, desc="add") as bar:
             for document, tokens, content in new.values():
-                key = np.concatenate([*self.keys(tokens, bar)]) if self.knn else None
+                key = np.concatenate([*self._keys(tokens, bar)]) if self.knn else None
                 self.store.add(Content([document], tokens, self.decoder.lines(tokens), key, [content]))
                 bar.update(0 if self.knn else len(tokens))
         return len(new) + len(gone)
@@ -125,7 +125,7 @@ class TextMemory:
         return len(gone)
 
     @cached_property
-    def scale(self) -> tuple[Tensor, Tensor]:
+    def _scale(self) -> tuple[Tensor, Tensor]:
         """Mean and deviation of each dimension of this model's contexts, on a text that is the same for all memories."""
         file = self.folder / SCALE
         if not file.exists():
@@ -137,36 +137,36 @@ class TextMemory:
         tensors = read_tensors(file, MEND)[0]
         return tensors["mean"], tensors["deviation"]
 
-    def scaled(self, context: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def _scaled(self, context: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Return contexts as they are compared: each dimension with mean 0 and deviation 1, each context with length 1."""
         if not self.knn:
             return context.cpu()
-        mean, deviation = self.scale
+        mean, deviation = self._scale
         normal = (context.cpu() - mean) / deviation
         return normal / normal.norm(dim=1, keepdim=True).clamp(min=1e-6)
 
-    def keys(self, tokens: np.ndarray, bar: Any) -> Iterator[np.ndarray]:
+    def _keys(self, tokens: np.ndarray, bar: Any) -> Iterator[np.ndarray]:
         """Yield the keys of a text window by window; the first token has none."""
         yield np.zeros((1, self.decoder.width), np.float16)
         for read in self.decoder.read(torch.from_numpy(tokens), logits=False):
-            yield self.scaled(read.context).half().numpy()
+            yield self._scaled(read.context).half().numpy()
             bar.update(len(read.context))
 
-    def experts(self) -> Experts:
+    def _experts(self) -> Experts:
         """Return the experts over what is stored now; UserError where that is nothing."""
         segments = self.store.segments()
         if not segments:
             raise UserError(f"{self.folder} is empty: add texts to it first")
         return Experts(segments, self.memories)
 
-    def read(self, tokens: np.ndarray, experts: Experts) -> Scored:
+    def _read(self, tokens: np.ndarray, experts: Experts) -> Scored:
         """Return what the model and the memories predicted of each token of a text but the first."""
         masses, features = [], []
         first = 1
         for context, log_probability in self.decoder.read(torch.from_numpy(tokens), logits=True):
             assert log_probability is not None
             target = torch.from_numpy(tokens[first : first + len(context)]).to(log_probability.device)
-            masses.append((self.scaled(context), log_probability.gather(1, target[:, None])[:, 0].cpu()))
+            masses.append((self._scaled(context), log_probability.gather(1, target[:, None])[:, 0].cpu()))
             features.append(confidence(log_probability).cpu())
             first += len(context)
         query, of_target = (torch.cat(column) for column in zip(*masses, strict=True))
@@ -179,8 +179,8 @@ class TextMemory:
         UserError where the texts are too few, or are those of the memory.
         """
         check_number("seed", seed, whole=True)
-        experts, texts = self.experts(), self.held_out(paths, field)
-        scored = self.read_all(texts, experts)
+        experts, texts = self._experts(), self._held_out(paths, field)
+        scored = self._read_all(texts, experts)
         masses, features = concat_masses([each.masses for each in scored]), torch.cat([each.features for each in scored])
         fold = folds(masses.document, FOLDS, seed)
         mixture = Adaptive(TEMPERATURES, history=[], least_deviation=NOISE)
@@ -193,38 +193,38 @@ class TextMemory:
                 loss[name] = -Adaptive(TEMPERATURES, history=[], least_deviation=NOISE).fit(
                     without, fold, counts, seed, features
                 )
-        return Worth.of(texts, sum(each.bytes for each in scored), masses, loss, self.near_copies(texts, scored))
+        return Worth.of(texts, sum(each.bytes for each in scored), masses, loss, self._near_copies(texts, scored))
 
     def evaluate(self, paths: str | Path | Iterable[str | Path], field: str = "text") -> Worth:
         """Return what the memories are worth on other texts, with the weights that were fitted."""
-        experts, mixture, texts = self.experts(), self.mixture(), self.held_out(paths, field)
-        scored = self.read_all(texts, experts)
+        experts, mixture, texts = self._experts(), self._mixture(), self._held_out(paths, field)
+        scored = self._read_all(texts, experts)
         losses = torch.cat([-mixed(mixture, each) for each in scored])
         masses = concat_masses([each.masses for each in scored])
-        return Worth.of(texts, sum(each.bytes for each in scored), masses, {"all": losses}, self.near_copies(texts, scored))
+        return Worth.of(texts, sum(each.bytes for each in scored), masses, {"all": losses}, self._near_copies(texts, scored))
 
     def score(self, text: str) -> Float[Tensor, " n"]:
         """Return the log-probability in nats of each token of a text after the ones before it; the first has none."""
-        return mixed(self.mixture(), self.read(self.tokens_of(text), self.experts()))
+        return mixed(self._mixture(), self._read(self._tokens_of(text), self._experts()))
 
-    def tokens_of(self, text: str) -> np.ndarray:
+    def _tokens_of(self, text: str) -> np.ndarray:
         """Return the tokens of a text; UserError where there are fewer than two."""
         tokens = self.decoder.encode(text)
         if len(tokens) < 2:
             raise UserError(f"a text of {len(tokens)} tokens has nothing to predict: pass at least two")
         return tokens
 
-    def read_all(self, texts: list[Text], experts: Experts) -> list[Scored]:
+    def _read_all(self, texts: list[Text], experts: Experts) -> list[Scored]:
         """Read texts with a progress bar, each as a document of its own."""
         scored = []
         for number, text in enumerate(Progress(texts, unit="text", desc="read")):
-            tokens = self.tokens_of(text.content)
-            read = self.read(tokens, experts)
+            tokens = self._tokens_of(text.content)
+            read = self._read(tokens, experts)
             masses = read.masses._replace(document=read.masses.document + number)
-            scored.append(read._replace(masses=masses, bytes=self.predicted_bytes(text.content, tokens)))
+            scored.append(read._replace(masses=masses, bytes=self._predicted_bytes(text.content, tokens)))
         return scored
 
-    def held_out(self, paths: str | Path | Iterable[str | Path], field: str) -> list[Text]:
+    def _held_out(self, paths: str | Path | Iterable[str | Path], field: str) -> list[Text]:
         """Return the texts that are not in the memory, and name those that are; UserError where none is left."""
         stored, paths = {*self.store.documents().values()}, path_list(paths)
         texts = [*read_texts(paths, field)]
@@ -242,20 +242,20 @@ class TextMemory:
             raise UserError("there is no text to score: name files that are not in the memory")
         return new
 
-    def predicted_bytes(self, text: str, tokens: np.ndarray) -> int:
+    def _predicted_bytes(self, text: str, tokens: np.ndarray) -> int:
         """Return the bytes of a text that its tokens predict: without the first one, where none stands before it."""
         first = "" if self.decoder.start else self.decoder.text_of(tokens[:1])
         # Some tokenizers begin each text with a space; a part of a character counts as all of it.
         first = first if text.startswith(first) else first.lstrip(" ")
         return len(text.encode()) - len((first if text.startswith(first) else text[:1]).encode())
 
-    def near_copies(self, texts: list[Text], scored: list[Scored]) -> list[str]:
+    def _near_copies(self, texts: list[Text], scored: list[Scored]) -> list[str]:
         """Return the names of texts of which most is in the memory word for word."""
         longest = len(TEXT_ORDERS)  # the last expert of the first memory, after the model
         shares = [float(each.masses.target[:, longest].isfinite().float().mean()) for each in scored]
         return [text.name for text, share in zip(texts, shares, strict=True) if share > COPIED]
 
-    def mixture(self) -> Adaptive:
+    def _mixture(self) -> Adaptive:
         """Return the fitted mixture; UserError before ``fit``, or where it was fitted with other memories."""
         file = self.folder / WEIGHTS
         if not file.exists():
@@ -269,7 +269,7 @@ class TextMemory:
 
     def processor(self, healed: list[str] | None = None) -> MemoryProcessor:
         """Return a logits processor for ``generate`` of this memory's model; UserError before ``fit``."""
-        return MemoryProcessor(self.decoder, self.scaled, self.experts(), self.mixture(), healed)
+        return MemoryProcessor(self.decoder, self._scaled, self._experts(), self._mixture(), healed)
 
     def generate(self, prompt: Any, max_new_tokens: int = 64, **settings: Any) -> Any:
         """Return what follows a prompt, or each of several, as text; ``settings`` are those of the model's ``generate``.
@@ -318,12 +318,12 @@ class TextMemory:
     def count(self, text: str) -> int:
         """Return how often a text occurs in the stored texts, as ``str.count`` counts."""
         wanted = searched(text)
-        return sum(document.count(wanted) for _, _, document in self.texts())
+        return sum(document.count(wanted) for _, _, document in self._texts())
 
     def next(self, text: str) -> dict[str, int]:
         """Return what follows a text in the memory, and how often, the most frequent first: as the tokenizer would begin it."""
         wanted, rest = searched(text), Counter[str]()
-        for _, _, document in self.texts():
+        for _, _, document in self._texts():
             _, *parts = document.split(wanted)
             rest.update((part + wanted)[:FOLLOWING].decode(errors="ignore") for part in parts[:-1])
             rest.update(part[:FOLLOWING].decode(errors="ignore") for part in parts[-1:] if part)
@@ -340,7 +340,7 @@ class TextMemory:
         check_number("limit", limit, at_least=1, whole=True)
         wanted, found = searched(text), list[tuple[Source, str]]()
         leading = len(text) - len(text.lstrip("\n"))
-        for segment, number, document in self.texts():
+        for segment, number, document in self._texts():
             at = document.find(wanted)
             while at >= 0 and len(found) < limit:
                 line = document.count(b"\n", 0, at) + leading + 1
@@ -350,9 +350,9 @@ class TextMemory:
                 at = document.find(wanted, at + len(wanted))
         return found
 
-    def texts(self) -> Iterator[tuple[Segment, int, bytes]]:
+    def _texts(self) -> Iterator[tuple[Segment, int, bytes]]:
         """Yield the stored texts in UTF-8, each with its segment and its number there; UserError where there are none."""
-        for segment in self.experts().segments:
+        for segment in self._experts().segments:
             texts, edges = segment.texts(), segment.offsets
             for number in range(len(segment.documents)):
                 if texts is None:  # of an earlier version: what its tokens say
@@ -391,7 +391,7 @@ class TextMemory:
 
         ``output``: token numbers [l] or [b l]; UserError for anything else.
         """
-        experts, mixture = self.experts(), self.mixture()
+        experts, mixture = self._experts(), self._mixture()
         check_number("first", first, at_least=0, whole=True)
         check_number("sources", sources, at_least=0, whole=True)
         result = []
@@ -399,7 +399,7 @@ class TextMemory:
             tokens = self.decoder.without_padding(row)
             begin, tokens = max(first - (len(row) - len(tokens)), 1), self.decoder.without_end(tokens)
             check_in_vocabulary("output", torch.from_numpy(tokens), self.decoder.embedded)
-            result.append(self.explain_row(tokens, begin, sources, experts, mixture))
+            result.append(self._explain_row(tokens, begin, sources, experts, mixture))
         return result
 
     def explain_page(self, file: str | Path, output: Any, first: int = 1, title: str = "Where each token came from") -> Path:
@@ -409,27 +409,27 @@ class TextMemory:
         given = self.decoder.tokenizer.decode(row[: max(first, 1)].tolist(), skip_special_tokens=True)
         return write_page(file, title, tokens, given)
 
-    def explain_row(
+    def _explain_row(
         self, tokens: np.ndarray, first: int, limit: int, experts: Experts, mixture: Adaptive
     ) -> list[ExplainedToken]:
         """Return where each token of a text came from."""
         explained, place = [], 1
         for context, log_probability in self.decoder.read(torch.from_numpy(tokens), logits=True):
             assert log_probability is not None
-            queries = self.scaled(context)
+            queries = self._scaled(context)
             for row in range(max(first - place, 0), len(context)):
                 before, token, query = tokens[: place + row], int(tokens[place + row]), queries[row : row + 1]
                 predicted = predict(experts, mixture, before, query, log_probability[row : row + 1])
                 parts = parts_of(experts, predicted, token, float(log_probability[row, token]))
                 found = experts.sources(before, query, token, limit)
-                shown = [(memory, source, self.surroundings(experts, segment, source)) for memory, segment, source in found]
+                shown = [(memory, source, self._surroundings(experts, segment, source)) for memory, segment, source in found]
                 explained.append(
                     ExplainedToken(token, self.decoder.text_of([token]), sum(parts.values()), parts, shown[: 2 * limit])
                 )
             place += len(context)
         return explained
 
-    def surroundings(self, experts: Experts, segment: int, source: Source) -> str:
+    def _surroundings(self, experts: Experts, segment: int, source: Source) -> str:
         """Return the text around a source, tokens on both sides."""
         around = experts.segments[segment].around(source.place, SHOWN)
         return str(self.decoder.tokenizer.decode(around.tolist()))
