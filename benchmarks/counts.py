@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trime
 from benchmarks.attendre import decoder_like_smollm2
@@ -18,7 +20,7 @@ TEXTS = ("self.name", "def forward(", "class ", " return", "elf", "):\n        "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--packages", nargs="+", default=["hydra", "pytorch_lightning", "transformers"], help="installed ones")
+    parser.add_argument("--packages", nargs="+", default=["hydra", "pydantic", "pytorch_lightning"], help="installed ones")
     parser.add_argument("--rounds", type=int, default=5)
 
 
@@ -35,7 +37,7 @@ def measure(options: argparse.Namespace) -> Measured:
             memory.add(files)
             texts = [text.content for _, found in read_files(files, "text") for text in found if text.name in {*memory.names}]
             wrong += sum(memory.count(text) != sum(each.count(text) for each in texts) for text in TEXTS)
-            calls = {"count": memory.count, "find": memory.find, "next": memory.next}
+            calls: dict[str, Callable[[str], Any]] = {"count": memory.count, "find": memory.find, "next": memory.next}
             turns = {name: partial(call, "self.name") for name, call in calls.items()}
             results = alternately(turns, options.rounds, warmup=1)
             row = {

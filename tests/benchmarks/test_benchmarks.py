@@ -95,6 +95,8 @@ MADE_SMALL: dict[str, tuple[str, dict[str, Any], int, int]] = {
         3,
     ),
     "cache": ("--layers 1 --vocabulary 50 --size 80 --decode 2 --prompt 160 --rounds 1 --policies fifo snapkv", {}, 7, 2),
+    "reading": ("--layers 1 --size 80 --recall 16 --lengths 160 --threads 1 --rounds 1", {}, 5, 2),
+    "counts": ("--packages omegaconf --rounds 1", {}, 1, 1),
     "startup": (
         "--tokens 40000 --scored 500 --keys 3000 --rounds 1",
         {"startup.COMMANDS": {"--help": ["--help"]}},

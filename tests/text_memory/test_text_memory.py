@@ -251,7 +251,9 @@ def test_the_page_runs_as_printed(
 ) -> None:
     """The Python of docs/decoder-memory.md, block after block."""
     model.save_pretrained(tmp_path / "decoder")
-    tokenizer.save_pretrained(tmp_path / "decoder")
+    chatting = copy.deepcopy(tokenizer)
+    chatting.chat_template = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    chatting.save_pretrained(tmp_path / "decoder")
     names = {"DECODER": tmp_path / "decoder", "STORED": texts / "stored", "HELD_OUT": texts / "held_out"}
     page = (ROOT / "docs" / "decoder-memory.md").read_text()
     monkeypatch.chdir(tmp_path)

@@ -263,7 +263,7 @@ def test_the_page_runs_as_printed(
     tokenizer = tokenizer_of(tmp_path)
     model_of("Llama", len(tokenizer), max_position_embeddings=4096).save_pretrained(tmp_path / "decoder")
     tokenizer.save_pretrained(tmp_path / "decoder")
-    names = {"DECODER": tmp_path / "decoder", "TEXT": text_of(0), "QUESTION": "    def lock"}
+    names = {"DECODER": tmp_path / "decoder", "TEXT": text_of(0), "QUESTION": "    def lock", "FURTHER_QUESTION": " queue"}
     monkeypatch.chdir(tmp_path)
     for block in (ROOT / "docs" / "small-memory.md").read_text().split("```python\n")[1:]:
         exec(block.split("```")[0], names)
