@@ -27,6 +27,7 @@ NAMES = (
         "ngrams",
         "counts",
         "recall",
+        "reading",
         "duel",
     ),
 )

@@ -334,6 +334,20 @@ def test_attention_that_a_memory_would_change_is_refused() -> None:
 
 
 @torch.no_grad()
+def test_heads_that_evict_for_themselves_are_as_exact_in_half_precision() -> None:
+    """Also where keys have a large bias, as in the first layers of Qwen2.5: by the distance to float32."""
+    model, tokens = model_of("Qwen2", 50), torch.randint(3, 50, (1, 60))
+    for layer in model.model.layers:
+        layer.self_attn.k_proj.bias.data += 150 * torch.randn_like(layer.self_attn.k_proj.bias)
+    model.to(torch.bfloat16)
+    exact_too = copy.deepcopy(model).float()(tokens).logits  # of the rounded weights
+    own = (model(tokens).logits.float() - exact_too).square().mean()
+    cache = EvictingCache(model, 64, trime.TOVA(), per_head=True)
+    read = (model(tokens, past_key_values=cache).logits.float() - exact_too).square().mean()
+    assert read < 1.2 * own
+
+
+@torch.no_grad()
 def test_a_second_turn_follows_all_that_was_written() -> None:
     """The last token of an answer, which the cache has not read; and not the padding of rows that ended before others."""
     model, tokens, more = model_of("Llama", 50), torch.randint(3, 50, (2, 20)), torch.randint(3, 50, (2, 5))

@@ -19,6 +19,7 @@ from trime.models.layers.attention_cpu import Reach, attend, runs_on_cpu
 from trime.models.layers.rotary import RotaryScore
 from trime.models.layers.topk_attention import bucket_top, masked_softmax
 
+HALF = (torch.float16, torch.bfloat16)
 # (query, its position, key, its position) -> logits [b h q m], a tensor of the caller's own
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -62,6 +63,9 @@ class Attendre:
     ) -> Attended:
         """Return what queries see of keys, each with positions, and values [b m g d]; ``sees_all``: known to be everything."""
         query, at, key, of = pairs
+        if query.dtype in HALF:  # logits are as exact as those of the model's own attention, which adds up in float32
+            query, key, value = query.float(), key.float(), value.float()
+            pairs = query, at, key, of
         if self.search == "exact" and runs_on_cpu(query, key, value):  # in one pass over the scores of every query
             if self.causal and isinstance(score, RotaryScore):
                 (logits, far), longest = score.causal_parts(*pairs), score.longest
