@@ -66,8 +66,9 @@ type: install-dev ## mypy
 docs: install-dev ## the pages of docs/ and the reference of the Python API, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
-pages: install-dev ## README.md and the pages with measurements, from docs/templates and benchmarks/results
+pages: install-dev ## README.md and the pages with measurements, from docs/templates and benchmarks/results; names results older than their code
 	$(VENV)/bin/python -m benchmarks.pages
+	$(VENV)/bin/python -m benchmarks.older
 
 pictures: install-dev ## the pictures of docs/findings, from benchmarks/results
 	$(VENV)/bin/python -m benchmarks.pictures

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.older import changes_since, rooms_of
 from benchmarks.on_device import Step, main, run_steps
 from benchmarks.pages import RESULTS, TEMPLATES, Folder, benchmark, pages
 from benchmarks.parcels import cut, join
@@ -154,3 +155,10 @@ def test_kept_results_are_as_they_were_written() -> None:
     for path in RESULTS.rglob("*.json"):
         if is_run(json.loads(path.read_text())):
             read_run(path)
+
+
+def test_results_older_than_their_code_are_named() -> None:
+    """By the rooms that a benchmark imports from; a commit that is not here is told apart from one without changes."""
+    assert "trime/models/pretrained" in rooms_of("attendre")
+    assert changes_since("0" * 40, ["trime"]) is None
+    assert changes_since("HEAD", rooms_of("attendre")) == []
