@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from trime.common.identity import Free, identity_of
+from trime.common.identity import Free, code_of, identity_of
 from trime.common.io import plain
 from trime.config.compose import compose_config
 from trime.config.help import schema_entries
@@ -226,7 +226,8 @@ def test_a_hash_contains_what_says_by_its_fields_what_it_is() -> None:
         place: Free[str]
 
     same = [identity_of({"a": Part(1, place), "b": (2.5, None)}) for place in ("here", "there")]
-    assert same[0] == same[1] == {"a": {"type": "Part", "size": 1}, "b": [2.5, None]}
+    part = {"type": "Part", "code": code_of(__name__), "size": 1}  # a class outside the package says also how it is written
+    assert same[0] == same[1] == {"a": part, "b": [2.5, None]}
     with pytest.raises(TypeError, match="object"):
         identity_of([object()])
 

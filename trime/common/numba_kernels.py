@@ -35,7 +35,8 @@ class ParallelKernel:
     """A function compiled in two ways: for one thread, which starts no others, and for several."""
 
     def __init__(self, function: FunctionType):
-        alone = FunctionType(function.__code__, function.__globals__, function.__name__)
+        code, closure = function.__code__, function.__closure__
+        alone = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
         alone.__qualname__ += ".alone"  # numba's cache tells the two apart by this name
         alone.__module__ = function.__module__
         self.alone, self.shared = compiled(alone), compiled(function, parallel=True)

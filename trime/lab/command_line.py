@@ -90,10 +90,12 @@ def limit_threads(words: list[str]) -> None:
 
 def check_text_exists(words: list[str]) -> None:
     """Raise UserError where a dataset's path names nothing: to import what would find that out takes longer than all else."""
-    for word in words:
+    for word, after in zip(words, [*words[1:], "-"], strict=True):
         key, _, value = word.partition("=")
-        if re.fullmatch(r"(evaluate\.|datastore\.)?dataset\.path", key) and not re.search(r"://|[][{}(),$]|^(null)?$", value):
-            path = Path(value.strip("'\"")).expanduser()
+        # What Hydra reads otherwise, such as a sweep or a path with a space, is answered there.
+        is_plain = re.fullmatch(r"'[^']+'|[\w./~-]+", value, re.ASCII) and value != "null" and ("=" in after or after[0] == "-")
+        if is_plain and re.fullmatch(r"(evaluate\.|datastore\.)?dataset\.path", key):
+            path = Path(value.strip("'")).expanduser()
             if not path.exists():
                 raise UserError(f"{key}={path}: there is no file or folder of that name")
 
