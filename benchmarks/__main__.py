@@ -16,20 +16,8 @@ from trime.common.cpu import prepare_cpu
 NAMES = (
     "first_run",
     *("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit", "mixture"),
-    *(
-        "retained",
-        "cache",
-        "sizing",
-        "pays",
-        "decoder_memory",
-        "completion",
-        "newer_name",
-        "ngrams",
-        "counts",
-        "recall",
-        "reading",
-        "duel",
-    ),
+    *("retained", "cache", "sizing", "pays", "decoder_memory", "completion", "newer_name", "ngrams", "counts", "recall"),
+    *("reading", "duel"),
 )
 
 

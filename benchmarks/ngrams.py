@@ -109,7 +109,8 @@ def ours(folder: Path, texts: list[np.ndarray], vocabulary: int) -> tuple[dict[s
     (segment,) = store.segments()
 
     def count(tokens: list[int]) -> int:
-        return segment.count(np.array(tokens))
+        low, high = segment.array.range_of(np.array(tokens))
+        return high - low
 
     def following(tokens: list[int]) -> list[tuple[int, int]]:
         token, number = followers_of(segment, np.array(tokens))

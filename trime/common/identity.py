@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, TypeVar
@@ -90,6 +91,7 @@ def code_of(name: str) -> str | None:
     return hashlib.sha256("".join(sorted(files.values())).encode()).hexdigest() if files else None
 
 
+@cache  # a name that is a class is first tried as a module, and a run asks for the same ones again and again
 def imported(name: str) -> ModuleType | None:
     """Return the module that a dotted name begins with; None where there is none."""
     for end in range(len(parts := name.split(".")), 0, -1):

@@ -118,11 +118,6 @@ class Segment:
         """Return the tokens at some places."""
         return np.asarray(self.array.text[places + np.searchsorted(self.offsets, places, "right") - 1])
 
-    def count(self, tokens: np.ndarray) -> int:
-        """Return how often some tokens occur."""
-        low, high = self.array.range_of(tokens)
-        return high - low
-
     def find(self, tokens: np.ndarray, limit: int) -> np.ndarray:
         """Return the places at which some tokens begin, at most ``limit``, evenly chosen."""
         array, (low, high) = self.array, self.array.range_of(tokens)

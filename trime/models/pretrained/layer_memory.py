@@ -22,7 +22,7 @@ from trime.memory.slots.bounded import MemoryState, SlotWrites
 from trime.models.layers.attention import AttentionTrace
 from trime.models.layers.rotary import RotaryScore
 from trime.models.layers.topk_attention import masked_softmax
-from trime.models.pretrained.attendre import Attendre, copy_scores_from
+from trime.models.pretrained.attendre import HALF, Attendre, copy_scores_from
 from trime.models.pretrained.filling import DotProducts, Filling, Queries
 
 Columns = tuple[Tensor, Tensor, Tensor]  # queries [b l h d], keys and values [b l g d]
@@ -295,8 +295,7 @@ class LayerMemory:
         """Return columns and positions as the memory takes them: each head of keys a row if it evicts for itself."""
         tensors: Sequence[Tensor] = columns
         if not self.model_rotates:  # half precision is slow on the CPU
-            half = (torch.bfloat16, torch.float16)
-            tensors = [x.float() if x.device.type == "cpu" and x.dtype in half else x for x in columns]
+            tensors = [x.float() if x.device.type == "cpu" and x.dtype in HALF else x for x in columns]
         if self.heads > 1:  # [b l h d] becomes [b·g l h/g d]: a row for each of g heads of keys with the queries that share it
             tensors = [x.unflatten(2, (self.heads, -1)).transpose(1, 2).flatten(0, 1) for x in tensors]
         query, key, value = tensors
