@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -26,7 +27,7 @@ from trime.data.notes import (
 )
 from trime.data.parallel.folder import ParallelFolder
 from trime.data.segments import cut, scored_bytes
-from trime.data.tokenizers import Bytes, Tokenizer, Whitespace, Words
+from trime.data.tokenizers import EOS, Bytes, PythonSource, Tokenizer, Whitespace, Words
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.models.pretrained.tokenizer import END, PADDING, UNKNOWN, encode_prompt, encode_template, encode_text, save_tokenizer
@@ -181,6 +182,28 @@ def test_without_a_seed_every_file_is_split_in_its_order(tmp_path: Path) -> None
     assert parts["train"]["3.txt"] + parts["valid"]["3.txt"] + parts["test"]["3.txt"] == b"".join(lines)
     assert parts["train"]["short.txt"] == b"a" and parts["test"]["3.txt"].startswith(b"line 27")
     assert folder.size("test") == sum(map(len, parts["test"].values()))
+
+
+@pytest.mark.parametrize("tokenizer", [Words(), Bytes(), Whitespace(), PythonSource()])
+def test_tokens_know_their_line_in_the_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Blank lines count, also where they have no tokens, and what was cut off before a document."""
+    lines = [f"line{number} of it\n" + "\n" * (number % 3) for number in range(60)]
+    (tmp_path / "a.txt").write_text("".join(lines))
+    written = "".join(lines).splitlines()
+    folder = Folder(str(tmp_path / "a.txt"), tokenizer, ratio=0.2)
+    for split in SPLITS:
+        (document,) = folder.documents(split)
+        symbols = [symbol for some in tokenizer.tokens(document.lines) for symbol in some]
+        (document,) = folder.documents(split)
+        numbers = [*document.line_numbers(tokenizer)]
+        assert len(numbers) == len(symbols) > 0
+        for number, symbol in zip(numbers, symbols, strict=True):
+            assert symbol in (EOS, "\n") or symbol in written[number - 1]
+        assert numbers == sorted(numbers) and numbers[-1] <= len(written)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"one {number}\ntwo\n"}) + "\n" for number in range(9)))
+    first = next(iter(Folder(str(rows), tokenizer, ratio=0.2).documents("train")))
+    assert not [*first.line_numbers(tokenizer)], "a line of a row is no line of its file"
 
 
 @pytest.mark.parametrize("tokenizer", [Words(), Bytes(), Whitespace()])

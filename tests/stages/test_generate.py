@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -192,7 +193,12 @@ def test_a_prompt_is_continued_and_explained(
         assert order == sorted(order) and sum(entry["share"] for entry in token["entries"]) <= token["probability"] + 1e-6
         for entry in token["entries"]:
             assert entry["text"].endswith(token["text"].strip()) and entry["share"] <= token["parts"][entry["memory"]] + 1e-6
-    assert any(".py, token" in entry["place"] for token in found["tokens"] for entry in token["entries"])
+    sources = [entry for token in found["tokens"] for entry in token["entries"] if ".py, line" in entry["place"]]
+    assert sources
+    for entry in sources:
+        file, line = re.fullmatch(r"(.*), line ([\d,]+)", entry["place"]).groups()  # type: ignore[union-attr]
+        lines = Path(copied.graph.corpus.dataset.location, file).read_text().splitlines()
+        assert entry["text"].split()[-1] in lines[int(line.replace(",", "")) - 1]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt.read_bytes())))
     config.prompt_file, config.explain = None, False
     run(config)

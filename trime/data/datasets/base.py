@@ -8,6 +8,7 @@ from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from io import BytesIO, TextIOWrapper
+from itertools import repeat
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -25,10 +26,26 @@ WIDE = {BOM_UTF32_LE: "utf-32", BOM_UTF32_BE: "utf-32", BOM_UTF16_LE: "utf-16", 
 
 
 class Document(NamedTuple):
-    """A document's name and the lines of its text as bytes, which may be read lazily."""
+    """A document's name, the lines of its text as bytes, which may be read lazily, and the number of the first in its file."""
 
     name: str
     lines: Iterable[bytes]
+    first_line: int | None = None  # None: a place in it has no line of a file
+
+    def line_numbers(self, tokenizer: Tokenizer) -> Iterator[int]:
+        """Yield for each token of the document the number of its line; nothing where lines have no numbers."""
+        if self.first_line is None:
+            return
+        number = self.first_line - 1
+
+        def counted() -> Iterator[bytes]:
+            nonlocal number
+            for line in self.lines:
+                number += 1
+                yield line
+
+        for symbols in tokenizer.tokens(counted()):
+            yield from repeat(number, len(symbols))
 
 
 class Dataset(ABC):

@@ -41,10 +41,11 @@ SHORT = 10_000  # bytes of a text that is cut between its lines, however unequal
 
 
 class Cut(NamedTuple):
-    """Where a text is cut: each split's (first byte, byte after its last); and whether a cut lies within a line."""
+    """Where a text is cut: each split's (first byte, byte after its last) and first line; whether a cut lies within a line."""
 
     shares: dict[str, tuple[int, int]]
-    within_lines: bool
+    within_lines: bool = False
+    first_lines: dict[str, int] | None = None
 
 
 class Layout(NamedTuple):
@@ -265,7 +266,7 @@ class Folder(Dataset):
         """Return the documents of a file."""
         name = printable(path.name if self.is_file else str(path.relative_to(self.location)))
         if is_plain(path):
-            return [Document(name, lines_of(path))]
+            return [Document(name, lines_of(path), 1)]
         rows = [*(read_file(path, self.field) or [])]
         names = [name] if len(rows) == 1 else [f"{name},{row.name.rpartition(',')[2]}" for row in rows]
         contents = (lines_of(row.content.encode("utf-8", "replace")) for row in rows)
@@ -311,7 +312,8 @@ class Folder(Dataset):
             if len(texts) > 1:
                 yield from texts[first:end]
             elif first < end:
-                yield Document(texts[0].name, lines_between(texts[0].lines, first, end))
+                starts = self.cuts[path].first_lines if is_plain(path) else None
+                yield Document(texts[0].name, lines_between(texts[0].lines, first, end), starts and starts[split])
 
     def notes(self) -> list[str]:
         """Return how the text was split, and what was left out."""
@@ -340,7 +342,7 @@ def cut_rows(count: int, ratio: float) -> Cut:
     """Cut rows into train, valid and test, the latter two with ``ratio`` of them each; all are train if they are too few."""
     held_out = max(1, round(ratio * count)) if count > 2 else 0
     valid, test = count - 2 * held_out, count - held_out
-    return Cut({"train": (0, valid), "valid": (valid, test), "test": (test, count)}, False)
+    return Cut({"train": (0, valid), "valid": (valid, test), "test": (test, count)})
 
 
 def cut_text(lines: list[bytes], ratio: float) -> Cut:
@@ -359,5 +361,6 @@ def cut_text(lines: list[bytes], ratio: float) -> Cut:
         test = max(bisect_right(places, (1 - ratio) * size) - 1, valid + 1)
         if places[valid] >= (1 - 2 * ratio) / 2 * size or size <= SHORT:
             shares = {"train": (0, places[valid]), "valid": (places[valid], places[test]), "test": (places[test], size)}
-            return Cut(shares, places is not between_lines)
-    return Cut({"train": (0, size), "valid": (size, size), "test": (size, size)}, False)
+            first_lines = {split: 1 + text.count(b"\n", 0, first) for split, (first, _) in shares.items()}
+            return Cut(shares, places is not between_lines, first_lines)
+    return Cut({"train": (0, size), "valid": (size, size), "test": (size, size)}, first_lines=dict.fromkeys(SPLITS, 1))

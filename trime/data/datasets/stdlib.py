@@ -52,7 +52,7 @@ class StandardLibrary(Dataset):
 
     def documents(self, split: str) -> Iterator[Document]:
         for path in self.files(split):
-            yield Document(path.relative_to(self.location).as_posix(), lines_of(path))
+            yield Document(path.relative_to(self.location).as_posix(), lines_of(path), 1)
 
     def notes(self) -> list[str]:
         return [f"source files of Python {platform.python_version()}", *self.copies_note()]

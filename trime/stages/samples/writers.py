@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 
@@ -64,8 +66,21 @@ class StoredText:
         document, position = place
         tokens = self.corpus.split(split).document(document)[max(0, position - CONTEXT) : position + 1].tolist()
         words = self.tokenizer.text([self.corpus.vocabulary.symbols[token] for token in tokens])
-        where = f"{self.corpus.names(split)[document]}, token {position:,}"
+        name, lines = self.corpus.names(split)[document], self.lines(split, document)
+        where = f"{name}, line {lines[position]:,}" if lines is not None else f"{name}, token {position:,}"
         return words, f"{split}, {where}: {self.pairs.source_text(split, document)}" if self.pairs else where
+
+    @cache  # noqa: B019 (it lives as long as the process writes)
+    def lines(self, split: str, document: int) -> np.ndarray | None:
+        """Return the line of its file for each token of a document; None where it has none, or is not as it was prepared."""
+        name, count = self.corpus.names(split)[document], len(self.corpus.split(split).document(document))
+        dataset = self.memory.text.dataset
+        try:
+            found = next((each for each in dataset.documents(split) if each.name == name), None)
+            lines = np.fromiter(found.line_numbers(self.tokenizer) if found else (), np.int64)
+        except (OSError, UserError):  # the files are not there any more
+            return None
+        return lines if len(lines) == count else None
 
 
 def open_writer(graph: Graph) -> Writer | LongWriter:
