@@ -11,7 +11,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev run test lint type docs pages pictures test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu ledger report clean
+.PHONY: help install install-dev run test lint type docs pages pictures test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -112,9 +112,6 @@ bench-gpu: install-dev ## the same on the CUDA device
 
 gpu: install-dev ## minutes on a CUDA device: tests, benchmarks, trainings, each of 3 minutes at most, and it goes on where it was (TEXT=DIR of novels, MINUTES=12, MODEL=DIR)
 	$(VENV)/bin/python -m benchmarks.on_device --text $(or $(TEXT),$(error TEXT=DIR: name a folder of text to train on)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
-
-ledger: install ## every published result beside what was measured here: outputs/ledger.md
-	$(RUN) 'stages=[ledger]'
 
 report: install ## one table of all runs under outputs/
 	$(RUN) stages=[report] report.runs='outputs/runs/**'

@@ -33,11 +33,10 @@ OURS: dict[str, dict[str, Any]] = {
     "SnapKV": {"policy": "SnapKV"},
     "SnapKV, recall": {"policy": "SnapKV", "recall": 1},
     "SnapKV, whole": {"policy": "SnapKV", **WHOLE},
-    "ExpectedAttention, AdaKV, whole": {"policy": "ExpectedAttention", "whole": True, "heads": "ada_kv"},
     "KVzip, AdaKV, whole": {"policy": "KVzip", "whole": True, "heads": "ada_kv"},
     "KVzip, whole": {"policy": "KVzip", "whole": True, "heads": "ada_kv_across_layers"},  # as kvpress
 }
-THEIRS = ("StreamingLLM", "TOVA", "SnapKV", "ExpectedAttention, AdaKV", "KVzip")
+THEIRS = ("StreamingLLM", "TOVA", "SnapKV", "KVzip")
 
 Row = dict[str, Any]
 

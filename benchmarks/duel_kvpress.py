@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kvpress import AdaKVPress, ExpectedAttentionPress, KVzipPress, SnapKVPress, StreamingLLMPress, TOVAPress
+from kvpress import KVzipPress, SnapKVPress, StreamingLLMPress, TOVAPress
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 PRESSES: dict[str, Any] = {
     "StreamingLLM": StreamingLLMPress,
     "TOVA": TOVAPress,
     "SnapKV": SnapKVPress,
-    "ExpectedAttention, AdaKV": lambda ratio: AdaKVPress(ExpectedAttentionPress(ratio)),
     "KVzip": KVzipPress,
 }
 

@@ -8,6 +8,7 @@ difference with its interval. They may call FUNCTIONS and FILTERS.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -31,7 +32,6 @@ from trime.report.groups import Group, group_runs, split_by_mixture
 from trime.report.run_result import VOCABULARY, ScoredRun, run_from_json, scored_runs
 from trime.report.tables import memory_contribution, row_name
 from trime.report.terminal import ending
-from trime.stages.ledger import expected_cells, reproductions
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES, RESULTS = ROOT / "docs" / "templates", ROOT / "benchmarks" / "results"
@@ -189,8 +189,7 @@ class Folder:
 @cache
 def published_sets() -> dict[str, dict[str, list[float]]]:
     """Return every set of published results in conf/, by its title: dev and test, or test alone, by the experiment's name."""
-    files = sorted((ROOT / "conf").glob("published*.yaml"))
-    return {title: rows for path in files for title, rows in read(path).items()}
+    return dict(read(ROOT / "conf" / "published.yaml"))
 
 
 def published(title: str, name: str) -> float | None:
@@ -285,27 +284,43 @@ def choices() -> dict[str, dict[str, str]]:
 
 
 def published_rows(table: str) -> list[dict[str, Any]]:
-    """Return the rows of a folder of conf/experiment/reproduce.
-
-    Each has the paper's name, its results by column, the experiment, and what differs from the paper or the authors' script.
-    """
-    rows = []
-    for experiment, expected in reproductions().items():
-        if experiment.split("/")[1] == table and (cells := expected_cells(expected)):
-            results = [f"{cell['column']} {cell['value']:g}" for cell in cells if cell["split"] in ("valid", "test")]
-            differs = [*expected.get("deviations", {}).values()]
-            rows.append({"row": cells[0]["row"], "results": results, "experiment": experiment, "differs": differs})
+    """Return the rows of a folder of conf/experiment/reproduce: experiment, published results, and what differs from them."""
+    folder, rows = ROOT / "conf" / "experiment" / "reproduce", []
+    for file in sorted((folder / table).glob("*.yaml")):
+        shared = [
+            folder / f"{Path(name).name}.yaml"
+            for name in read(file)["defaults"]
+            if str(name).startswith("/experiment/reproduce/")
+        ]
+        texts = [path.read_text(encoding="utf-8") for path in (*shared, file) if path.stem != "commands"]
+        differs = re.findall(r"^# Deviation:? (.*)$", "\n".join(texts), re.MULTILINE)
+        rows.append(
+            {"experiment": f"reproduce/{table}/{file.stem}", "results": published_results(table, file.stem), "differs": differs}
+        )
     return rows
 
 
-def about_table(table: str) -> str:
-    """Return what the file of a table in conf/experiment/reproduce says first of it."""
-    return about(ROOT / "conf" / "experiment" / "reproduce" / f"{table}.yaml")
+def published_results(table: str, row: str) -> list[str]:
+    """Return what conf/published_rows.yaml has for a row, each result with its column: of its table, then of each other."""
+    found = []
+    for title, content in read(ROOT / "conf" / "published_rows.yaml").items():
+        is_own = title.replace(" ", "").lower() == table or (table == "released" and title == "Released checkpoints")
+        given = published_sets().get(content.get("of", ""), {}).get(row, []) if is_own else []
+        columns = ["test"] if len(given) == 1 else ["dev", "test"][: len(given)]
+        results = dict(zip(columns, given, strict=True)) | content.get("rows", {}).get(f"reproduce/{table}/{row}", {})
+        listed = ", ".join(f"{column} {value:g}" for column, value in results.items())
+        found += [listed if is_own else f"{title}: {listed}"] if results else []
+    return sorted(found, key=lambda listed: listed.startswith("Table"))
+
+
+def conf(name: str) -> Path:
+    """Return a file of conf/."""
+    return ROOT / "conf" / name
 
 
 FUNCTIONS = (
     *(Folder, published, benchmark, entry, machine, setup, settings, sections, choices),
-    *(published_rows, about_table),
+    *(published_rows, about, conf, read),
 )
 FILTERS = (short, digits, percent, perplexity)
 

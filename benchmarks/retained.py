@@ -9,6 +9,7 @@ that policy, answers. The last row has rank correlations with the share of answe
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -23,10 +24,8 @@ from trime.data.questions.base import Example, contains_answer
 from trime.models.pretrained.answering import Answerer, DecoderSession, greedy
 from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.stages.graph import Graph
-from trime.stages.pretrained import ensure_model_folder
 from trime.stages.questions.answer import Prompt
 from trime.stages.questions.train_small import batched
-from trime.stages.samples.answer_samples import answer_places
 
 POLICIES = ("sink", "lfa", "tova", "snapkv", "lra_sum", "lra_last", "lru", "fifo", "h2o", "lra_max", "key_norm")
 BATCH = 4  # prompts that are read at once
@@ -60,7 +59,6 @@ def graph_of(options: argparse.Namespace, policy: str, size: int, top_k: int | N
         *options.set,
         *([] if top_k is None else [f"model.top_k={top_k}"]),
     )
-    ensure_model_folder(config)
     return Graph(config)
 
 
@@ -157,3 +155,13 @@ def number_places(tokenizer: Any, example: Example, made: Prompt) -> list[int]:
             if length >= len(example.answers[0]):
                 break
     return places
+
+
+def answer_places(texts: list[str], answers: tuple[str, ...]) -> list[int]:
+    """Return the positions of the tokens with which an accepted answer begins, in any case and spacing of its letters."""
+    # Compared letter by letter, because tokens cut words anywhere and a tokenizer may change blanks and case.
+    owners = [position for position, text in enumerate(texts) for letter in text if not letter.isspace()]
+    letters = "".join(letter.lower()[:1] for text in texts for letter in text if not letter.isspace())
+    wanted = {"".join(answer.lower().split()) for answer in answers} - {""}
+    places = {owners[found.start()] for answer in wanted for found in re.finditer(re.escape(answer), letters)}
+    return sorted(places)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kvpress import AdaKVPress, ExpectedAttentionPress, KVzipPress, PyramidKVPress, SnapKVPress
+from kvpress import AdaKVPress, KVzipPress, PyramidKVPress, SnapKVPress
 from torch import nn
 from transformers import LlamaConfig
 
@@ -59,16 +59,12 @@ def main() -> None:
 
     arrays = {"query": query, "key": key, "value": value}
     everything = slice(None)
-    presses = {
-        "expected_attention": ExpectedAttentionPress(RATIO, n_future_positions=32),
-        "snapkv": SnapKVPress(RATIO, window_size=8),
-    }
-    for name, press in presses.items():
-        arrays[f"{name}/scores"] = press.score(module, hidden, key, value, None, at(everything, everything))
-        for text in range(B):
-            one = slice(text, text + 1)
-            AdaKVPress(press, SAFE).compress(module, hidden[one], key[one], value[one], None, at(one, everything))
-            arrays[f"{name}/kept of {text}"] = kept_by(module, L)
+    press = SnapKVPress(RATIO, window_size=8)
+    arrays["snapkv/scores"] = press.score(module, hidden, key, value, None, at(everything, everything))
+    for text in range(B):
+        one = slice(text, text + 1)
+        AdaKVPress(press, SAFE).compress(module, hidden[one], key[one], value[one], None, at(one, everything))
+        arrays[f"snapkv/kept of {text}"] = kept_by(module, L)
     press = KVzipPress(RATIO, layerwise=True)
     press.context_length = press.end_idx = CONTEXT
     press.score_val = torch.zeros(1, B, G, CONTEXT)
@@ -89,7 +85,6 @@ def main() -> None:
     settings = {
         "kept": int(L * (1 - RATIO)),
         "theta": THETA,
-        "expected_attention": {"ahead": 32, "sinks": 4},
         "snapkv": {"window": 8, "kernel": 5},
         "ada_kv": {"share": SAFE},
         "kvzip": {"context": CONTEXT, "kept": CONTEXT - int(G * CONTEXT * RATIO) // G, "sinks": 4},

@@ -55,9 +55,7 @@ ONLY_IN = {
     "pydivsufsort": {"trime/memory/inference/ngrams.py"},
     "peft": {"trime/models/pretrained/language.py"},
     "wandb": {"trime/lab/tracking.py"},  # inside a function: only runs that log to W&B import it
-    "transformers": {
-        f"trime/models/pretrained/{name}.py" for name in ("evicting_cache", "gguf", "loading", "small", "tokenizer")
-    },
+    "transformers": {f"trime/models/pretrained/{name}.py" for name in ("evicting_cache", "loading", "small", "tokenizer")},
 }
 VECTORS = ROOT / "tests" / "golden" / "vectors"
 

@@ -16,14 +16,11 @@ if TYPE_CHECKING:
     from trime.memory.inference.local import LocalMemory
     from trime.memory.inference.long import LongMemory
     from trime.memory.recall.gaussian import Gaussian
-    from trime.memory.recall.mean import MeanKey
     from trime.memory.recall.quest import Quest
-    from trime.memory.recall.representatives import Representatives
     from trime.memory.recall.store import Recall
     from trime.memory.retrieval.datastore import Datastore, KNNMemory
     from trime.memory.slots.budgets.ada_kv import AdaKV
     from trime.memory.slots.budgets.pyramid import pyramid
-    from trime.memory.slots.eviction.expected_attention import ExpectedAttention
     from trime.memory.slots.eviction.fifo import FIFO
     from trime.memory.slots.eviction.h2o import H2O
     from trime.memory.slots.eviction.initial import BelowMean, Constant, OwnPosition
@@ -65,7 +62,6 @@ __all__ = [
     "Constant",
     "Datastore",
     "EvictingCache",
-    "ExpectedAttention",
     "External",
     "ExternalMemory",
     "Gaussian",
@@ -79,7 +75,6 @@ __all__ = [
     "LocalMemory",
     "Long",
     "LongMemory",
-    "MeanKey",
     "Memory",
     "MemoryMixture",
     "Others",
@@ -87,7 +82,6 @@ __all__ = [
     "Quest",
     "Raw",
     "Recall",
-    "Representatives",
     "Sink",
     "SnapKV",
     "Softmax",
@@ -117,7 +111,6 @@ DEFINED_IN = {
     "Constant": "trime.memory.slots.eviction.initial",
     "Datastore": "trime.memory.retrieval.datastore",
     "EvictingCache": "trime.models.pretrained.evicting_cache",
-    "ExpectedAttention": "trime.memory.slots.eviction.expected_attention",
     "External": "trime.memory.training.visibility",
     "ExternalMemory": "trime.memory.inference.external",
     "Gaussian": "trime.memory.recall.gaussian",
@@ -131,7 +124,6 @@ DEFINED_IN = {
     "LocalMemory": "trime.memory.inference.local",
     "Long": "trime.memory.training.visibility",
     "LongMemory": "trime.memory.inference.long",
-    "MeanKey": "trime.memory.recall.mean",
     "Memory": "trime.memory.inference.base",
     "MemoryMixture": "trime.scoring.memory_mixture",
     "Others": "trime.memory.training.visibility",
@@ -139,7 +131,6 @@ DEFINED_IN = {
     "Quest": "trime.memory.recall.quest",
     "Raw": "trime.memory.slots.eviction.score_transform",
     "Recall": "trime.memory.recall.store",
-    "Representatives": "trime.memory.recall.representatives",
     "Sink": "trime.memory.slots.eviction.sink",
     "SnapKV": "trime.memory.slots.eviction.snapkv",
     "Softmax": "trime.memory.slots.eviction.score_transform",

@@ -38,7 +38,6 @@ TEXTS = ["[1]", "{a: 1}", "nonsense"]
 LISTS = ["abc", "{a: 1}", "[[[1]]]", "[{a: 1}]", "nan"]
 # Settings whose values are free: names and paths that are looked up later, free data of other libraries, notes of experiments.
 FREE = (
-    "expected",
     "hydra",
     "paths",
     "callbacks",

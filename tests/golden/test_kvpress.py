@@ -18,7 +18,6 @@ from trime.memory.slots.bounded import BoundedMemory
 from trime.memory.slots.budgets.ada_kv import AdaKV
 from trime.memory.slots.budgets.pyramid import pyramid
 from trime.memory.slots.eviction.base import EvictionPolicy
-from trime.memory.slots.eviction.expected_attention import ExpectedAttention
 from trime.memory.slots.eviction.kvzip import KVzip
 from trime.memory.slots.eviction.snapkv import SnapKV
 from trime.models.layers.rotary import Rotary
@@ -33,10 +32,6 @@ TEXTS, HEADS, LENGTH, WIDTH = ARRAYS["key"].shape
 GROUP = ARRAYS["query"].shape[1] // HEADS  # heads of queries that share one of keys
 ROTARY = Rotary.of(WIDTH, SETTINGS["theta"])
 POSITIONS = torch.arange(LENGTH).expand(TEXTS, -1)
-POLICIES = {
-    "expected_attention": ExpectedAttention(least=1, **SETTINGS["expected_attention"]),
-    "snapkv": SnapKV(**SETTINGS["snapkv"]),
-}
 
 
 def columns(first: int, last: int) -> Columns:
@@ -49,7 +44,6 @@ def columns(first: int, last: int) -> Columns:
 def layer_of(policy: EvictionPolicy, first: int, last: int) -> LayerMemory:
     """Return a memory that has read some tokens in one step, each head of keys for itself."""
     layer = LayerMemory(Attendre(BoundedMemory(last - first, policy), causal=True), LENGTH, heads=HEADS)
-    layer.products.rotary = ROTARY
     layer.read(columns(first, last), POSITIONS[:, first:last], False, None)
     return layer
 
@@ -64,15 +58,14 @@ def assert_scores(ranking: Ranking, scores: torch.Tensor, expected: torch.Tensor
     )  # a press may take its softmax in float32
 
 
-@pytest.mark.parametrize("press", [*POLICIES])
-def test_scores_and_shares_of_heads(press: str) -> None:
-    policy, kept = POLICIES[press], SETTINGS["kept"]
+def test_scores_and_shares_of_heads() -> None:
+    policy, kept = SnapKV(**SETTINGS["snapkv"]), SETTINGS["kept"]
     ranking = layer_of(policy, 0, LENGTH).state.ranking
     scores = policy.compete(ranking.position, ranking.score, kept)
-    assert_scores(ranking, scores / GROUP, ARRAYS[f"{press}/scores"])
+    assert_scores(ranking, scores / GROUP, ARRAYS["snapkv/scores"])
     for text, of_text in enumerate(scores.split(HEADS)):
         (shares,) = AdaKV(**SETTINGS["ada_kv"])([of_text], [kept])
-        for share, of_head, expected in zip(shares, of_text, ARRAYS[f"{press}/kept of {text}"], strict=True):
+        for share, of_head, expected in zip(shares, of_text, ARRAYS[f"snapkv/kept of {text}"], strict=True):
             assert torch.equal(of_head.topk(share).indices.sort().values, expected.nonzero()[:, 0])
 
 

@@ -1,8 +1,8 @@
 """Experiments under reproduce/script and reproduce/released against the published commands, flag by flag.
 
 ``tests/published_commands.json`` holds every flag of every published command, and the architectures behind ``--arch``. A flag
-is either what the composed experiment says, or its row names it in a deviation ``(--flag): why``, or the file that it extends
-does in a comment ``# Deviation (--flag): why``.
+is either what the composed experiment says, or its row, or the file that it extends, names it in a comment
+``# Deviation (--flag): why``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from omegaconf import DictConfig
 from tests.conftest import ROOT, composed
 from tests.conftest import experiment as composed_once
 from trime.common.io import plain
-from trime.stages.ledger import reproductions
 
 COMMANDS = json.loads((ROOT / "tests" / "published_commands.json").read_text())
 TRAIN_TOKENS = {"wikitext103": 103_227_021, "enwik8": 90_000_000}  # of the training streams, ends of lines included
@@ -29,10 +28,10 @@ Flags = dict[str, Any]
 
 def deviations(experiment: str) -> set[str]:
     """Return the flags that a row, or the file of what all commands have in common, names as deviations."""
-    texts = [f"# Deviation {text}" for text in reproductions()[experiment].get("deviations", {}).values()]
-    if "reproduce/commands" in (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text():
-        texts.append((ROOT / "conf" / "experiment" / "reproduce" / "commands.yaml").read_text())
-    named = re.findall(r"^# Deviation \(([^)]*)\):", "\n".join(texts), re.MULTILINE)
+    text = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
+    if "reproduce/commands" in text:
+        text += (ROOT / "conf" / "experiment" / "reproduce" / "commands.yaml").read_text()
+    named = re.findall(r"^# Deviation \(([^)]*)\):", text, re.MULTILINE)
     return {flag.strip().removeprefix("--") for names in named for flag in names.split(",")}
 
 

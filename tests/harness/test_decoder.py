@@ -29,7 +29,7 @@ ALL = [
 LITTLE = [
     {"policy": "Sink", "memory": 16},
     {"policy": "KVzip", "memory": 0.25, "heads": "ada_kv", "whole": True},
-    {"policy": "ExpectedAttention", "memory": 40, "heads": "ada_kv_across_layers", "whole": True},
+    {"policy": "KVzip", "memory": 40, "heads": "ada_kv_across_layers", "whole": True},
     {"policy": "TOVA", "memory": 16, "pyramid": 4},
 ]
 

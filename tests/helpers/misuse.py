@@ -90,7 +90,6 @@ CALLS: dict[str, Callable[[], Any]] = {
     "a policy's class": lambda: trime.LongMemory([8], trime.FIFO),
     "a window in place of a transform": lambda: trime.SnapKV(32),
     "an even kernel": lambda: trime.SnapKV(kernel=4),
-    "no representatives": lambda: trime.Representatives(0),
     "a key of blocks by its name": lambda: trime.Recall(8, key="mean"),  # type: ignore[arg-type]
     "a pyramid without layers": lambda: trime.pyramid(12, 0),
     "a pyramid of nothing": lambda: trime.pyramid(0, 2),

@@ -67,8 +67,7 @@ def said(session_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 # Commands that are refused before anything is made, and what the line must name.
 REFUSED = """
-experiment=trime train.lr=3 -> there is no setting train.lr: is it schedule.peak?
-experiment=trime train.max_steps=3 -> is it train.updates?
+experiment=trime train.update=3 -> there is no setting train.update: is it train.updates?
 experiment=trime no.such=3 -> there is no setting no.such
 experiment=knn_lm index.k=100000 -> lower index.k
 experiment=knn_lm index.factory=IVF4096_SQ8 -> index=exact
@@ -97,7 +96,6 @@ experiment=trime segments.length=500 -> model.backbone.positions=128
 experiment=trime evaluate.context=500 -> evaluate.context
 experiment=trime stages=[train_small] -> answers questions
 experiment=trime dataset=phrases -> parallel text
-experiment=trime report.runs=nowhere frontier.gb=-1 -> frontier.gb
 experiment=trime report.runs=nowhere stages=[fit,report] -> set stages=[report]
 experiment=trime stages=[generate] prompt_file=/nowhere/at/all -> prompt_file=/nowhere
 experiment=trime stages=[generate] prompt_file=README.md generate.top_p=0 -> generate.top_p=0
@@ -120,7 +118,6 @@ experiment=memorizing model.backbone.window.length=0 -> window.length=0
 experiment=knn_lm datastore.context=5000 -> datastore.block + datastore.context=
 experiment=knn_lm datastore.block=0 -> datastore.block=0
 experiment=knn_lm backbone=transformer_xl batching=streams evaluate.context=0 datastore.context=8 -> datastore.context=null
-experiment=knn_mt mixture.model.online=true -> mixture.model.online=false
 experiment=knn_mt model=small -> model=translation
 experiment=knn_mt dataset=stdlib_tiny -> dataset=phrases
 experiment=knn_mt task=translate -> task=translate
@@ -140,7 +137,6 @@ experiment=knn_mt model.backbone.positions=8 -> positions=8
 experiment=trime_mt neighbours.analyzer=english -> neighbours.analyzer=english
 experiment=vanilla model=pretrained model.name=null -> model.name=DIR_OR_NAME
 experiment=vanilla model=pretrained model.name=/nowhere -> model.name=/nowhere
-experiment=attendre_decoder questions=babilong questions.babi=/nowhere -> questions.babi
 experiment=attendre_decoder model.memory_size=[24,24,24] model.chunk=16 -> 2 layers
 experiment=attendre_decoder model.end=never -> model.end=never
 experiment=attendre_decoder model.prefill=half -> model.prefill
@@ -163,7 +159,7 @@ def test_a_mistake_is_one_line_that_names_its_setting(line: str, tiny: Tiny) -> 
     with pytest.raises((UserError, HydraException)) as raised:
         run(tiny(*command.split()))
     of_override = isinstance(raised.value, ConfigCompositionException)
-    message = message_of(raised.value, command.split()) if of_override else format_error(raised.value)
+    message = message_of(raised.value) if of_override else format_error(raised.value)
     assert named in message and "\n" not in message
 
 
@@ -253,22 +249,19 @@ def test_what_this_machine_lacks(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_words_that_are_no_settings(said: Said) -> None:
     """Hydra would answer with its own help, or with its grammar."""
-    for option in ("--nope", "-x", "--nope=3"):
-        assert f"{option.partition('=')[0]} is no option: settings are written KEY=VALUE" in said(option)
     assert "seed=1,2 has several values: add -m for a run with each, or write seed=[1,2]" in said(
         "experiment=trime", "seed=1,2"
     )
     several = said("experiment=trime,vanilla")
     assert "add -m for a run with each" in several and "[trime" not in several
     assert "there is no experiment/trim: is it experiment=trime?" in said("experiment=trim")
-    assert "type experiment=trime_ext" in said("trime_ext") and "type experiment=trime_ext" in said("experiment", "trime_ext")
-    assert "is quoted: 'dataset.path=/a/folder of'" in said("experiment=trime", "dataset.path=/a/folder", "of")
+    assert "settings are written KEY=VALUE" in said("trime_ext") and "is it experiment=trime_ext?" in said("trime_ext")
+    assert "a value with a space is quoted" in said("experiment=trime", "dataset.path=/a/folder", "of")
     for path in ("/a/ü", "/a#b", "it's", "/[a", 'a"b(', '"/a#', "C:\\x#\\"):
         message = said("report.figures.picture=null", f"dataset.path={path}")
         (quoted,) = shlex.split(message.partition("is quoted, ")[2].partition(" (python")[0])
         assert "cannot be read" not in said("report.figures.picture=null", "experiment=unknown", quoted)
     assert "its brackets do not match" in said("dataset.suffix=[.md,.txt")
-    assert not command_line.advice(["--cfg", "job", "experiment=trime"])
 
 
 def test_an_unwritable_place(said: Said, tmp_path: Path) -> None:

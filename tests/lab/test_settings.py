@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from tests.conftest import composed
 from trime.common.identity import Free, code_of, identity_of
 from trime.common.io import plain
 from trime.config.compose import compose_config
@@ -108,7 +109,7 @@ OTHERS = {
     "index.factory": None,
     "eviction._target_": "trime.memory.slots.eviction.lru.LRU",
 }
-ELSEWHERE = ("replay", "small", "answering", "questions", "translation", "train.memory_size", "train.eviction", "test_memories")
+ELSEWHERE = ("small", "answering", "questions", "translation", "train.memory_size", "train.eviction", "test_memories")
 KEPT = ("task", "stages", "mixture.kind", "train.updates", "checkpoint")  # with others of these it is another experiment
 EXPERIMENTS: list[tuple[Sequence[str], Sequence[str] | None, dict[str, frozenset[str]]]] = [
     (("experiment=trime_ext", "dataset=stdlib_tiny"), None, LANGUAGE_MODEL),
@@ -241,3 +242,32 @@ def test_a_result_changes_with_what_it_is_made_from(setting: str) -> None:
     """At any distance: results on test with the model, the datastore and the index that memories search."""
     graphs = [build_graph(compose_config("experiment=trime_ext", "size=tiny", *more)) for more in ((), (setting,))]
     assert len({graph.evaluate.fingerprint for graph in graphs}) == len({graph.tune.fingerprint for graph in graphs}) == 2
+
+
+def test_what_the_hash_depends_on() -> None:
+    given = [config_hash(composed("experiment=cache", f"checkpoint={place}/fit-{name}")) for place in "ab" for name in "cd"]
+    assert given[0] == given[2] != given[1] == given[3], "a model of one's own is known by its folder's name, wherever it lies"
+    base = config_hash(composed("experiment=reproduce/table2/trime"))
+    unchanged = [
+        "seed=3",
+        "paths.outputs=elsewhere",
+        "dataset.path=/somewhere",
+        "logger=none",
+        "trainer.devices=4",
+        "train.log_every=7",
+    ]
+    for override in unchanged:
+        assert config_hash(composed("experiment=reproduce/table2/trime", override)) == base
+    assert config_hash(composed("experiment=reproduce/table2/knn_lm", "datastore.path=/a/small/one")) != config_hash(
+        composed("experiment=reproduce/table2/knn_lm")
+    )
+    for override in (
+        "checkpoint=/my/own/model.pt",
+        "trainer.precision=bf16-true",
+        "evaluate.tokens=1k",
+        "size=tiny",
+        "train.updates=3",
+        "long.across_documents=false",
+        "compatibility=published",
+    ):
+        assert config_hash(composed("experiment=reproduce/table2/trime", override)) != base

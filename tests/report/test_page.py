@@ -158,7 +158,7 @@ def test_a_browser_shows_it_wide_and_narrow(width: int, ran: tuple[Graph, str], 
 
 @pytest.mark.slow
 def test_a_search_by_optuna_goes_by_dev(session_folder: Path, tmp_path: Path) -> None:
-    """Only its best trial is scored on test; the same command proposes the same trials and finds what they made."""
+    """No trial is scored on test; the same command proposes the same trials and finds what they made."""
     pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
     overrides = [
         "-m",
@@ -179,13 +179,11 @@ def test_a_search_by_optuna_goes_by_dev(session_folder: Path, tmp_path: Path) ->
     ]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    (result,) = (json.loads(file.read_text()) for file in tmp_path.glob("runs/trime/*/results.json"))
-    assert "the best of 2 jobs on dev" in done.stdout and len([*tmp_path.glob("artefacts/evaluate-*")]) == 1
+    assert not [*tmp_path.glob("runs/trime/*/results.json")] and not [*tmp_path.glob("artefacts/evaluate-*")]
     (best,) = (tmp_path / "sweeps").rglob("optimization_results.yaml")
-    found = float(re.search(r"best_value: ([\d.]+)", best.read_text()).group(1))  # type: ignore[union-attr]
-    assert found == pytest.approx(result["metrics"]["valid"][-1]["loss"]) and "schedule.peak" in result["command"]
+    assert re.search(r"best_value: [\d.]+", best.read_text()) and "schedule.peak" in best.read_text()
     again = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert again.returncode == 0 and "fit: made" not in again.stdout and again.stdout.count("fit: found") == 3
+    assert again.returncode == 0 and "fit: made" not in again.stdout and again.stdout.count("fit: found") == 2
 
 
 def test_the_sweep_of_wandb_uses_settings_that_exist() -> None:

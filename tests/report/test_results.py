@@ -65,7 +65,7 @@ def write_run(folder: Path, name: str, seed: int = 0, loss: float = 4.0) -> Path
 def test_results_are_found_wherever_they_were_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By folder, file or pattern, whatever the folder's name; files of another form are named."""
     run = write_run(tmp_path / "runs" / "a" / "1234", "a")
-    (run / "replay.json").write_text("{}")
+    (run / "audit.json").write_text("{}")
     keep_results([read_run(run / "results.json")], tmp_path / "passkey")
     (kept,) = (tmp_path / "passkey").iterdir()
     capsys.readouterr()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import warnings
-from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_hex
@@ -18,7 +16,7 @@ from trime.report.answers import answers_panels
 from trime.report.canvas import memory_colours
 from trime.report.comparison import compare_table
 from trime.report.page import sample_sections
-from trime.report.passages import WIDTH, Entry, Sample, SampledToken, entry_lines, save_passages
+from trime.report.passages import Entry, Sample, SampledToken
 from trime.report.run_result import AnsweringRun, ScoredText
 from trime.report.tables import markdown, to_csv
 from trime.stages.collect import with_bits
@@ -105,7 +103,7 @@ def sample() -> Sample:
             token(" $cat$", "external", vocabulary=0.1, local=0.1, external=0.3),
             token("↵\n", vocabulary=0.0, local=0.5, external=0.0),
             token("sat", "local", vocabulary=0.1, local=0.5, external=0.1),
-            token(" " + "long" * WIDTH, vocabulary=0.1, local=0.2, external=0.1),
+            token(" " + "long" * 96, vocabulary=0.1, local=0.2, external=0.1),
             token(" 漢", vocabulary=0.0, local=0.0, external=0.0),
         ],
     )
@@ -118,23 +116,11 @@ def test_the_colour_the_part_and_the_entry_are_of_one_memory() -> None:
     update = {"agreeing": {"external": (612, 1024)}, "entries": [*spread.entries, neighbour]}
     spread = spread.model_copy(update=update)
     sample = Sample(document="a", row="r", before="", tokens=[spread])
-    (_, (name, said)) = entry_lines(sample)
-    assert name.paper == COLOURS["external"]
-    assert said.text == " p = 0.11: 0.08 external (612 of 1,024 agree), …a neighbour (b.txt, token 9)"
     (section,) = sample_sections([sample], "Test text")
     (content,) = section.passages[0]["tokens"]
     assert content.colour == COLOURS["external"] and content.sources[0].memory == "external"
     parts = [("vocabulary", "0.0100", ""), ("local", "0.0200", ""), ("external", "0.0800", "612 of 1,024 agree")]
     assert content.parts == parts and content.opened
-
-
-def test_a_picture_is_drawn_of_any_text(sample: Sample, tmp_path: Path) -> None:
-    """Letters that the font lacks, and signs of formulas, are neither errors nor warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        path = save_passages([sample, sample], "two passages", tmp_path / "passages.png")
-    assert path.stat().st_size > 5000
-    assert {file.suffix for file in tmp_path.iterdir()} == {".png", ".svg", ".pdf"}
 
 
 def test_a_bar_in_a_name_parts_no_cells() -> None:

@@ -109,7 +109,6 @@ ALONE, JOINED, FITTED = "vocabulary ⊕ (external)", "vocabulary + local + exter
         ("vocabulary + local ⊕ (external)", "local ⊕ external", "local external"),
         ("vocabulary ⊕ (local + long) ⊕ (external)", "⊕ (local + long) ⊕ external", "local long external"),
         (FITTED, "adaptive: local, external", "local external"),
-        ("adaptive, online: vocabulary, local", "adaptive, online: local", "local"),
     ],
 )
 def test_a_row_is_named_by_its_memories_and_its_equation(label: str, name: str, memories: str) -> None:

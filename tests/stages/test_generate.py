@@ -18,11 +18,10 @@ from tests.helpers.runs import SharedRun
 from trime.decoding.attribution import Entries, grid_attribution
 from trime.decoding.generation import TokenSampler
 from trime.lab.runner import run
-from trime.models.pretrained.answering import greedy
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.generate import extend_shown
 from trime.stages.graph import Graph
-from trime.stages.samples.writers import LongWriter, Writer, open_writer
+from trime.stages.samples.writers import Writer
 
 Tiny = Callable[..., DictConfig]
 SHORT = [
@@ -34,7 +33,7 @@ SHORT = [
 ]
 KINDS = [
     "trime_ext tune.memory_size=[24]",
-    "trime_long tune.memory_size=[24] mixture.model.online=true mixture.model.online_rate=0.1",
+    "trime_long tune.memory_size=[24]",
     "trime mixture=joint evaluate.memories=[local,ngram]",  # counts have no temperature, in any row
     "cache mixture=calibrated evaluate.memories=[local,ngram_document]",
     "knn_lm_cache mixture.kind=none similarity=l2",
@@ -63,8 +62,7 @@ def test_probabilities_are_those_of_evaluation(options: str, tiny: Tiny) -> None
     graph = Graph(config)
     scored = graph.evaluate.rows()[-1]["documents"]
     text = graph.corpus.corpus().split("test")
-    carried = config.long.across_documents or (config.mixture.model or {}).get("online")  # from document to document
-    for number, (loss, count) in enumerate(scored[: 1 if carried else 2]):
+    for number, (loss, count) in enumerate(scored[: 1 if config.long.across_documents else 2]):
         writer, total = Writer(graph), 0.0
         for token in text.tokens[text.offsets[number] :][:count].tolist():
             parts, _ = writer.continuation.next()
@@ -219,41 +217,3 @@ def test_what_is_shown_grows_into_the_text() -> None:
         fresh, shown = extend_shown(shown, text)
         printed += fresh
     assert printed == "the dog. caf\N{LATIN SMALL LETTER E WITH ACUTE}"
-
-
-@pytest.mark.parametrize(
-    "experiment, more, end",
-    [
-        ("attendre_decoder", ["model.query_size=4"], "drain"),
-        pytest.param("attendre_encdec", [], "flush", marks=pytest.mark.slow),
-    ],
-)
-def test_a_pretrained_model_reads_then_writes(experiment: str, more: list[str], end: str, tiny: Tiny, tmp_path: Path) -> None:
-    """Its likeliest tokens are those of its answers; attention's shares are a distribution over places of the text."""
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    (tmp_path / "prompt.txt").write_text(
-        "Question: Where is Ada? Context: Ada walked to the attic. Boris ran to the studio. Answer:"
-    )
-    short = ["model.memory_size=12", "model.chunk=5", f"model.end={end}", "generate.temperature=0", "generate.max_new_tokens=3"]
-    stages = ["stages=[train_small,generate]", f"prompt_file={tmp_path}/prompt.txt", "explain=true", "generate.entries=2"]
-    config = tiny(f"experiment={experiment}", *short, *more, *stages, f"paths.outputs={tmp_path}")
-    run(config)
-    graph = Graph(config)
-    writer = open_writer(graph)
-    assert isinstance(writer, LongWriter)
-    prompt = writer.read((tmp_path / "prompt.txt").read_text())
-    steps = list(writer.write())
-    expected = greedy(writer.answerer.read([prompt]), -1, 3)[0]
-    assert writer.written == expected[: len(writer.written)] and steps[0].parts == {"vocabulary": steps[0].probability}
-    writer.read((tmp_path / "prompt.txt").read_text())
-    for count in range(2):
-        writer.steps.next_logits(torch.tensor([expected[:count]], dtype=torch.long))
-        attention_trace = writer.steps.attention_trace()
-        assert attention_trace.share.sum() == pytest.approx(1, abs=1e-5)
-        assert (
-            bool((attention_trace.share[attention_trace.position < 0] == 0).all())
-            and int(attention_trace.position.max()) <= len(prompt) + count - 1
-        )
-    (file,) = (tmp_path / "runs" / experiment).glob("generated-*.json")
-    found = json.loads(file.read_text())
-    assert all(len(token["entries"]) == 2 and token["entries"][0]["text"] for token in found["tokens"])

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from trime.lab.manifest import part_files
 from trime.lab.runner import run
 from trime.memory.inference.base import StateScope
 from trime.stages import scoring
@@ -37,7 +36,7 @@ def figures(config: DictConfig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("experiment=trime_long", "eviction=lra_sum", "mixture.model.online=true"),
+        ("experiment=trime_long", "eviction=lra_sum"),
         ("experiment=cache_long", "long.across_documents=true", "mixture=none"),
         pytest.param(("experiment=trime_all_ngram",), marks=pytest.mark.slow),
     ],
@@ -54,28 +53,6 @@ def test_parts_give_the_figures_of_one_pass(
     for part, all_at_once in zip(parts, whole, strict=True):
         assert equal(part, all_at_once)
     assert equal(tuned_parts, tuned_whole)
-
-
-def test_a_replay_in_parts_is_that_of_the_whole_text(
-    tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A part that is there already is not made again."""
-    text = "dataset=folder_words", f"dataset.path={text_folder}"
-    config = tiny("experiment=trime_long", *text, "mixture=none", "stages=[prepare,pack,fit,encode,tune,record]")
-    config.replay.policies = ["fifo", "lra_sum"]
-    run(config)
-    contents = []
-    for size in (10**9, 200):
-        monkeypatch.setattr(scoring, "PART", size)
-        replay, folder = Graph(config).replay, tmp_path / str(size)
-        folder.mkdir()
-        parts = replay.open_parts(folder)
-        parts.make(0, lambda amount: None)
-        assert len(parts.missing()) == len(parts.sizes) - 1
-        replay.build(folder)
-        contents.append((folder / "replay.json").read_text())
-        assert {*folder.iterdir()} - {*part_files(folder)} == {folder / "replay.json"}
-    assert contents[0] == contents[1] and len(parts.sizes) > 1
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -7,7 +7,6 @@ mostly temperatures, ``s`` memory sizes, ``k`` candidates, ``e`` experts or a se
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -103,13 +102,6 @@ class Ranking(NamedTuple):
     written: Int[Tensor, " b"]  # entries ever written to the row
 
 
-class Seen(NamedTuple):
-    """What a block's queries would see later: their scores at the next n positions on average, and the values of entries."""
-
-    ahead: Callable[[int], Float[Tensor, "b h q m"]]
-    value: Float[Tensor, "b m g d"]
-
-
 @dataclass(frozen=True)
 class AttentionBlock:
     """A block of queries and their attention scores over the entries of a memory."""
@@ -117,7 +109,6 @@ class AttentionBlock:
     score: Float[Tensor, "b h q m"]  # after bias and scale, before the softmax; -inf where masked
     position: Int[Tensor, "b q"]  # -1: no query
     retrieved: Bool[Tensor, "b h q m"] | None = None  # None: the memory has no top-k, every visible entry counts
-    seen: Seen | None = None  # for policies that ask for it (needs_entries)
 
     @cached_property
     def visible(self) -> Bool[Tensor, "b h q m"]:

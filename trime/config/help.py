@@ -44,7 +44,7 @@ Settings that people change:
 
 {topics}
 Stages, in order (stages=[fit,encode] runs some): import prepare pack fit encode datastore tune evaluate report; by name: audit,
-export, generate, serve, init_small, train_small, answer, record, replay; of all runs: list, disk, prune, ledger"""
+export, generate, serve, init_small, train_small, answer; of all runs: list, disk, prune"""
 
 
 class Entry(NamedTuple):

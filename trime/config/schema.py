@@ -233,27 +233,6 @@ class Tune(Section):
 
 
 @dataclass(frozen=True)
-class Replay(Section):
-    """stages=[record,replay]: policies and sizes tried on a recorded run, for a memory inside a model or the long memory."""
-
-    policies: Annotated[list[str], FILLED] = setting(
-        ["fifo", "sink", "lru", "lfu", "lra_last", "lra_max", "lra_sum", "lfa", "lfa_gamma"], "eviction policies"
-    )
-    sizes: Annotated[list[Count], FILLED] = setting([128, 512, 2048], "memory sizes, in entries")
-    c: Annotated[list[float], FILLED] | None = setting(
-        None, "values of c to try for policies whose new entries start at mean - c std; null: the policy's own"
-    )
-
-
-@dataclass(frozen=True)
-class Frontier(Section):
-    """table=frontier: the budget for which it recommends a configuration."""
-
-    seconds_per_token: Positive | None = setting(None, "most seconds per token; null: any")
-    gb: Positive | None = setting(None, "most GB of memories; null: any")
-
-
-@dataclass(frozen=True)
 class Generate(Section):
     """Settings of stages=[generate]."""
 
@@ -401,17 +380,6 @@ class Report(Section):
 
 
 @dataclass(frozen=True)
-class Expected(Section):
-    """Published results that an experiment reproduces; stages=[ledger] compares them with what was measured."""
-
-    row: str = setting("", "title of the row in the published table")
-    cells: dict[str, Any] = setting({}, "the published result, or all that its cell has, by column")
-    columns: dict[str, Any] = setting({}, "what all cells of a column have in common, by column")
-    shared: dict[str, Any] = setting({}, "what all cells have in common: table, tolerance, split, measure")
-    deviations: dict[str, str] = setting({}, "differences to the paper or to the published command, by what they concern")
-
-
-@dataclass(frozen=True)
 class Compatibility(Section):
     """Quirks of the published code, for comparisons to the last digit."""
 
@@ -459,9 +427,6 @@ class Model(TypedDict, total=False):
     embedding: Part
     head: Part
     name: str | None
-    package: str
-    hub: str
-    folder: str
     top_k: Count | Annotated[list[Count | None], FILLED] | None
     search: TopKSearch
     chunk: Count
@@ -498,7 +463,7 @@ class Settings(Section):
     similarity: Metric = setting("ip", "of contexts, in training and at test: ip (inner product, as in TRIME), l2 or cosine")
     prompt_file: str | None = free(None, "stages=[generate]: the text to continue; null: standard input")
     explain: bool = free(False, "show how each generated token's probability splits between vocabulary and memories")
-    search: bool = free(False, "set by sweep=optuna: jobs end with their result on dev, and the best one is reported")
+    search: bool = free(False, "set by sweep=optuna: jobs end with their result on dev, and test is not scored")
 
     paths: Paths = section(Paths, free=True)
     artefacts: Artefacts = section(Artefacts, free=True)
@@ -513,8 +478,6 @@ class Settings(Section):
     tune: Tune = section(Tune)
     index: Index = section(Index)
     mixture: Mixture = section(Mixture)
-    replay: Replay = section(Replay)
-    frontier: Frontier = section(Frontier, free=True)
     generate: Generate = section(Generate, free=True)
     serve: Serve = section(Serve, free=True)
     small: Small = section(Small)
@@ -523,7 +486,6 @@ class Settings(Section):
     trainer: Trainer = section(Trainer)
     callbacks: dict[str, Any] = setting({}, "Lightning callbacks, +callbacks.NAME={_target_: CLASS}")
     report: Report = section(Report, free=True)
-    expected: Expected = section(Expected, free=True)
     compatibility: Compatibility = section(Compatibility)
     logger: Logger = section(Logger, free=True)
 

@@ -26,7 +26,7 @@ from trime.memory.inference.base import Entries, Memory, Window
 from trime.models.layers.attention import AttentionTrace
 from trime.models.network import Network
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec, scales
-from trime.scoring.mixtures.experts import ExpertMasses, History, stack_masses
+from trime.scoring.mixtures.experts import History, stack_masses
 from trime.scoring.scorer import Scorer
 
 
@@ -103,7 +103,6 @@ class Continuation:
         self.started: Started | None = None
         self.mixture = self.row.mixture_on(self.device) if isinstance(self.row, FittedMixtureSpec) else None
         self.history = History(self.mixture.decays) if self.mixture else None
-        self.learned_history = copy.deepcopy(self.history)  # of the windows that the mixture has learned from
         self.history_length = 0  # tokens that the history has seen
         self.experts: ExpertDistributions | None = None  # for the next token
         for memory in self.memories.values():
@@ -122,9 +121,8 @@ class Continuation:
 
     @property
     def history_decays(self) -> bool:
-        """True where the history of a window has no influence a window later, and nothing else is learned from it."""
-        decay = max(self.mixture.decays, default=0) if self.mixture else 1
-        return bool(self.mixture and not self.mixture.learns) and decay**self.windows.block < 1e-9
+        """True where the history of a window has no influence a window later."""
+        return self.mixture is not None and max(self.mixture.decays, default=0) ** self.windows.block < 1e-9
 
     @property
     def first(self) -> int:  # the position of the first new token of the current window
@@ -168,16 +166,14 @@ class Continuation:
         if self.network.is_stateful:
             self.state = self.next_state
         if self.history and not skip_history:
-            expert_masses = self.update_history(window)
-            if self.mixture and self.learned_history and self.mixture.learns:  # window by window, as in evaluation
-                self.mixture.learn(expert_masses, self.learned_history.features(0, expert_masses.log_probability))
+            self.update_history(window)
         else:
             self.history_length = len(self.tokens)
         for memory in filling:
             memory.write(window)
 
-    def update_history(self, window: Window) -> ExpertMasses:
-        """Add the window's tokens that the history has not seen; return the experts' masses for all of them."""
+    def update_history(self, window: Window) -> None:
+        """Add the window's tokens that the history has not seen."""
         assert isinstance(self.row, FittedMixtureSpec) and self.history
         targets = window.query.token
         mass = self.network.vocabulary_mass(self.f[window.num_context : window.num_context + len(targets)], targets)
@@ -188,7 +184,6 @@ class Continuation:
         expert_masses = stack_masses(mass, largest, window.query.positions.document)
         self.history.features(0, expert_masses.log_probability[max(self.history_length - window.scored_from, 0) :])
         self.history_length = window.scored_from + len(targets)
-        return expert_masses
 
     @torch.no_grad()
     def next(self) -> tuple[Attribution, dict[str, Entries]]:

@@ -9,17 +9,13 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to main() below, which prints one line
 os.environ["MPLBACKEND"] = "agg"  # pictures are files; a notebook's own backend is not known here
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences a harmless warning of the gradient reducer
 
 import hydra
-import yaml
-from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -33,16 +29,6 @@ from trime.lab.sweep import Jobs, read_job_results, report_jobs
 
 SETTINGS_ERRORS = ("MisconfigurationException", "UsageError", "AuthenticationError")  # of Lightning and W&B, not imported here
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
-OTHER_NAMES = {  # of settings, as other programs have them
-    **dict.fromkeys(("lr", "learning_rate"), "schedule.peak"),
-    **dict.fromkeys(("steps", "max_steps", "epochs", "max_epochs", "iterations", "updates"), "train.updates"),
-    **dict.fromkeys(("batch_size", "train_batch_size"), "batching.size"),
-    **dict.fromkeys(("gpus", "num_gpus", "n_gpus"), "trainer.devices"),
-    **dict.fromkeys(("output", "output_dir", "out_dir", "save_dir"), "paths.outputs"),
-    **dict.fromkeys(("data", "data_dir", "data_path", "corpus"), "dataset.path"),
-    **dict.fromkeys(("model_name", "pretrained", "model_name_or_path"), "model.name"),
-    **dict.fromkeys(("fp16", "bf16", "dtype"), "trainer.precision"),
-}
 LOST_JOBS = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")  # of joblib and submitit
 
 
@@ -73,7 +59,7 @@ def format_error(error: BaseException) -> str:
     source = Path(traceback.extract_tb(error.__traceback__)[-1].filename)  # Hydra, a sweeper or a launcher, not a job
     from_plugin = not {"hydra", "hydra_plugins", "optuna", "joblib", "submitit"}.isdisjoint(source.parts)
     if from_plugin and isinstance(error, ValueError | NotImplementedError | AssertionError):
-        return f"{one_line(error)}{advice(sys.argv[1:]) or ': see hydra.sweeper and hydra.launcher'}"
+        return f"{one_line(error)}: see hydra.sweeper and hydra.launcher"
     raise error
 
 
@@ -124,102 +110,34 @@ def look_after(words: list[str]) -> int:
     return 0
 
 
-def message_of(error: BaseException, words: list[str]) -> str:
+def message_of(error: BaseException) -> str:
     """Return one line for a command that Hydra refuses, with a similar name where one of its words has none that exists."""
-    near = advice(words)
     if isinstance(error, MissingConfigException):
-        return f"there is no {error.missing_cfg_file}{near}"
+        return f"there is no {error.missing_cfg_file}{similar(error.missing_cfg_file or '')}"
     if isinstance(error, OverrideParseException):
-        key, _, value = error.override.partition("=")
+        key, equals, value = error.override.partition("=")
+        if not equals:
+            written = "settings are written KEY=VALUE, and a value with a space is quoted"
+            return f"{key}: {written}{similar(f'experiment/{key}')}"
         if value.startswith(("[", "{")):
-            return f"{error.override} cannot be read{near or ': its brackets do not match'}"
+            return f"{error.override} cannot be read: its brackets do not match"
         text = re.sub(r"(\\+)$", r"\1\1", value.strip('"').replace('"', '\\"'))  # the last quote must not be escaped
         quoted = shlex.quote(f'{key}="{text}"')
-        return f"{error.override} cannot be read{near or f': a text with such marks is quoted, {quoted}'}"
+        return f"{error.override} cannot be read: a text with such marks is quoted, {quoted}"
     if several := re.search(r"Ambiguous value for argument '(\S+)'", str(error)):
         key, _, values = several[1].partition("=")
         listed = "" if key in groups() else f", or write {key}=[{values}] for a list"
         return f"{several[1]} has several values: add -m for a run with each{listed}"
     if unknown := re.match(r"Could not override '([^']+)'", str(error)):
-        return f"there is no setting {unknown[1]}{near}"
-    return f"{str(error).splitlines()[0].rstrip('.')}{near}" if near else one_line(error)
+        return f"there is no setting {unknown[1]}{similar(unknown[1])}"
+    return one_line(error)
 
 
-def advice(words: list[str]) -> str:
-    """Return what may be meant by the first word that names something unknown, to follow a message; empty if nothing is."""
-    chosen = groups()
-    known = [*schema_entries(), *chosen, *settings_of_choices()]
-    options = hydra_options()
-    words = [
-        word
-        for word, before in zip(words, ["", *words], strict=False)
-        if before not in options or options[before].nargs == 0  # else it is the option's value, as in --cfg job
-    ]
-    for number, word in enumerate(words):
-        key, equals, value = word.lstrip("+~").partition("=")
-        group = key.partition("@")[0]
-        if not equals and not word.startswith(("-", "~")):
-            return f": {without_value(word, words[:number][-1:], words[number + 1 :][:1], chosen)}"
-        if group in chosen:
-            folder, _, name = f"{group}/{value}".rpartition("/")
-            choices = chosen.get(folder, {})
-            near = [f"{folder}/{each}".removeprefix(f"{group}/") for each in difflib.get_close_matches(name, choices, 1)]
-            if name not in choices and not re.search(r"[,(]", value):  # else it may be a sweep
-                return f": is it {key}={near[0]}?" if near else f": {word}: choose from {', '.join(choices)}"
-        elif key not in known and equals and not key.startswith(("-", "hydra")):
-            other = OTHER_NAMES.get(key.rpartition(".")[2])
-            near = [other] if other else difflib.get_close_matches(key, known, 1, cutoff=0.75)
-            if near and key.startswith(f"{near[0]}."):  # a name in a section of one's own names, such as report.figures
-                continue
-            return f": is it {near[0]}?" if near else ""
-    return ""
-
-
-def without_value(word: str, before: list[str], after: list[str], chosen: Mapping[str, Any]) -> str:
-    """Return what to type in place of a word without ``=`` and those beside it."""
-    if word in chosen and after and after[0] in chosen[word]:
-        return f"type {word}={after[0]}"
-    if near := difflib.get_close_matches(word, chosen["experiment"], 1):
-        return f"type experiment={near[0]}"
-    if before and "/" in before[0].partition("=")[2]:
-        return f"a value with a space is quoted: '{before[0]} {word}'"
-    return "settings are written KEY=VALUE, as experiment=trime"
-
-
-def hydra_options() -> Mapping[str, Any]:
-    """Return the options of Hydra's command line, with what argparse does at each."""
-    return get_args_parser()._option_string_actions
-
-
-def check_options(words: list[str]) -> None:
-    """Raise UserError for an option that Hydra does not have, which would print its own help."""
-    options = [word.partition("=")[0] for word in words if word.startswith("-")]
-    known = hydra_options() if options else {}
-    for option in options:
-        begins_one = len(option) > 2 and any(each.startswith(option) for each in known)  # argparse completes it
-        if option not in known and not begins_one:
-            raise UserError(
-                f"{option} is no option: settings are written KEY=VALUE, as experiment=trime, and -m runs every combination "
-                f"({' '.join(PROGRAM)} --help lists them)"
-            )
-
-
-def settings_of_choices() -> set[str]:
-    """Return the keys that the files of groups set, as model.width and model.backbone.layers."""
-
-    def keys_of(content: Any, place: str) -> Iterator[str]:
-        for name, value in content.items() if isinstance(content, dict) else ():
-            yield f"{place}{name}"
-            yield from keys_of(value, f"{place}{name}.")
-
-    found: set[str] = set()
-    for group, files in groups().items():
-        for text in (file.read_text(encoding="utf-8") for file in files.values()):
-            package = re.match(r"# @package (\S+)", text)
-            place = package[1] if package else group
-            if place != "_global_":
-                found.update(keys_of(yaml.safe_load(text), f"{place}."))
-    return found
+def similar(name: str) -> str:
+    """Ask for the name that is most like an unknown one, of settings and of choices as GROUP/NAME; empty if none is."""
+    choices = [f"{group}/{choice}" for group, files in groups().items() for choice in files]
+    near = difflib.get_close_matches(name, [*schema_entries(), *choices], 1, cutoff=0.75)
+    return f": is it {near[0].replace('/', '=', 1)}?" if near else ""
 
 
 def run_jobs() -> bool:
@@ -250,7 +168,6 @@ def main() -> int:
     """Run the command line; return the exit status, 1 if a run failed."""
     limit_threads(sys.argv[1:])
     try:
-        check_options(sys.argv[1:])
         check_text_exists(sys.argv[1:])
         if is_about_runs(sys.argv[1:]):
             return look_after(sys.argv[1:])
@@ -262,7 +179,7 @@ def main() -> int:
         plugins = ("hydra/sweeper/optuna", "hydra/launcher/joblib", "hydra/launcher/submitit")
         not_installed = any(name in str(error) for name in plugins)
         remedy = install_command("sweep") if not_installed else f"{' '.join(PROGRAM)} --help lists groups and keys"
-        print(f"error: {message_of(error, sys.argv[1:])} ({remedy})", file=sys.stderr)
+        print(f"error: {message_of(error)} ({remedy})", file=sys.stderr)
         return 1
     except BrokenPipeError:
         try:

@@ -15,10 +15,10 @@ from trime.config.fields import free_settings
 from trime.config.schema import Settings
 
 DATASET_PLACES = ("path", "cache")  # where text lies does not decide what it is
-QUESTION_PLACES = ("questions.path", "questions.babi", "questions.background")
+QUESTION_PLACES = ("questions.path", "questions.background")
 
 NOT_COMPARED = (  # what else does not tell two results apart: seeds, places, and published numbers beside them
-    *("seed", "expected", "dictionary", "evaluate.subsets", "batching.seed"),
+    *("seed", "dictionary", "evaluate.subsets", "batching.seed"),
     *QUESTION_PLACES,
 )
 VALIDATION = ("train.validate_every", "train.validate_tokens")  # they decide which weights are best, not the last ones

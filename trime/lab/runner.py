@@ -118,10 +118,10 @@ def report_finished_runs(config: DictConfig, stages: list[str]) -> None:
 
 
 def report_sweep(config: DictConfig, folders: list[Path], command: str, several: bool = False) -> None:
-    """Report all runs of a sweep and its command together; a single run only if it is to be kept or has a frontier.
+    """Report all runs of a sweep and its command together; a single run only if it is to be kept.
 
     ``several``: the command had several jobs, which printed no tables, even if only one of them finished.
     """
-    if len(set(folders)) > 1 or (folders and (several or config.report.keep or config.evaluate.subsets == "all")):
+    if len(set(folders)) > 1 or (folders and (several or config.report.keep)):
         check_report(config)
         report_several(config, read_runs(folder / "results.json" for folder in folders), command)

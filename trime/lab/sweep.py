@@ -141,35 +141,16 @@ def show_news_alone(shown: set[str]) -> None:
 
 
 def report_jobs(results: Sequence[JobResult]) -> None:
-    """Report all runs of a sweep together, or the best of a search."""
+    """Report all runs of a sweep together; of a search, whose jobs are not scored on test, Hydra's sweeper names the best."""
     from trime.lab.runner import report_sweep
 
     finished = [result for result in results if result.settings]
     if not finished:
         return
     config: DictConfig = OmegaConf.create(str(finished[-1].settings))  # type: ignore[assignment]
-    if config.search:
-        report_best(finished)
-    else:
+    if not config.search:
         folders = [Path(folder) for result in finished for folder in result.folders]
         report_sweep(config, folders, shlex.join([*PROGRAM, *sys.argv[1:]]), several=len(results) > 1)
-
-
-def report_best(results: Sequence[JobResult]) -> None:
-    """Print the job of a search with the lowest loss on dev, and run it again with all stages; it finds what it made before."""
-    from trime.common.metrics import perplexity
-    from trime.config.compose import command_of
-    from trime.lab.runner import run
-
-    best = min(results, key=lambda result: math.inf if result.loss is None else result.loss)
-    if best.loss is None:
-        print("search: no job has a result on dev: name the stages up to tune")
-        return
-    overrides = [word for word in best.overrides if not word.startswith("sweep=")]
-    shown = f"loss {best.loss:.4f}, perplexity {perplexity(best.loss):.2f}"
-    print(f"\nsearch: the best of {len(results)} jobs on dev ({shown}): {shlex.join([*PROGRAM, *overrides])}")
-    with command_of(*overrides, "search=false") as config:
-        run(config)
 
 
 def runs_of_sweep() -> int:

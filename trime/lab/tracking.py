@@ -41,12 +41,12 @@ def log_once(
     if marker.exists() and marker.read_text(encoding="utf-8") == total:
         return
     for logger in loggers():
-        log_results(logger, results, samples, figures)
+        log_results(logger, results, samples, figures, folder / "page.html")
     write_atomically(marker, total)
 
 
-def log_results(logger: Logger, results: ScoredRun, samples: list[Sample], figures: dict[str, Path]) -> None:
-    """Log hyperparameters, tuned settings and the metrics of every row; the report's table, samples and figures to W&B."""
+def log_results(logger: Logger, results: ScoredRun, samples: list[Sample], figures: dict[str, Path], page: Path) -> None:
+    """Log hyperparameters, tuned settings and every row's metrics; to W&B the report's table, samples, figures and page."""
     logger.log_hyperparams(results.model_dump(include={"name", "seed", "commit", "parameters"}))
     metrics: dict[str, float] = {f"tuned/{name}": value for name, value in results.tuned.items()}
     for split, rows in results.metrics.items():
@@ -62,6 +62,10 @@ def log_results(logger: Logger, results: ScoredRun, samples: list[Sample], figur
             logger.log_table("samples", columns=columns, data=[line for sample in samples for line in sample_lines(sample)])
         for name, path in figures.items():
             logger.log_image(name, [str(path)])
+        if page.exists():
+            from wandb import Html
+
+            logger.experiment.log({"page": Html(page)})
     logger.save()
 
 

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trime.common.metrics import share_interval
-from trime.report.canvas import BLUE, GREY, LINES, ORANGE, Panel, finish_size_axis, line_style
-from trime.report.run_result import AnsweringRun, Record
+from trime.report.canvas import BLUE, GREY, Panel, finish_size_axis, line_style
+from trime.report.run_result import AnsweringRun
 from trime.report.tables import PROCESSOR_TIME, Table, optional
 
-BINS = 160  # bars of a picture of what was kept
 OPACITY = 0.6  # of a cell of 100 %, so that numbers in it are legible on a light page and on a dark one
 TITLE_WIDTH = 55  # characters of a line above a panel
 BESIDE = 1.02  # ratio of the places of two policies of the same size
@@ -223,47 +222,3 @@ def depth_panel(axis: Any, runs: list[AnsweringRun], title: str) -> None:
     axis.set_yticks(range(len(depths)), [f"{100 * depth:.0f} %" for depth in depths])
     axis.set(xlabel="tokens of the prompt", ylabel="depth of the answer")
     axis.set_title(textwrap.fill(f"{title}: {measures(runs)}, %", TITLE_WIDTH), fontsize=9)
-
-
-class AnswerSample(Record):
-    """One answered question: the share of layers that kept each position of its prompt, and where accepted answers begin."""
-
-    name: str
-    question: str
-    answers: list[str]
-    answer: str
-    right: bool
-    kept: list[float]
-    answer_at: list[int]
-    excerpt: str
-
-    @property
-    def judgement(self) -> str:
-        return f"answered {'correctly' if self.right else 'incorrectly'}"
-
-    @property
-    def note(self) -> str:
-        """Return the facts on the question: what was asked, accepted and answered, and the text around it."""
-        accepted = " or ".join(f"“{answer}”" for answer in self.answers[:5])
-        count = sum(self.kept[place] > 0 for place in self.answer_at)
-        places = f"{len(self.answer_at)} place{'s' * (len(self.answer_at) != 1)}"
-        stood = f"An accepted answer stands in {places} of the prompt; at least one layer kept {count} of them."
-        return (
-            f"{self.name}: {self.question} Accepted: {accepted}; answered: “{self.answer}”. "
-            f"{stood if self.answer_at else 'No accepted answer stands in the prompt.'} Context: {self.excerpt}"
-        )
-
-
-def kept_panel(axis: Any, sample: AnswerSample) -> None:
-    """Draw the share of layers whose memory holds each position at the end of a context, and where an answer stands."""
-    width = max(1, -(-len(sample.kept) // BINS))
-    begins = range(0, len(sample.kept), width)
-    shares = [100 * mean(sample.kept[begin : begin + width]) for begin in begins]
-    axis.bar([*begins], shares, width=width, align="edge", color=BLUE, label="kept")
-    for number, place in enumerate(sample.answer_at):
-        axis.axvline(place, color=ORANGE, lw=1.2, alpha=0.8, label="an accepted answer" if number == 0 else None)
-    axis.set(xlabel="position in the prompt, tokens", ylabel="kept by layers, %", ylim=(0, 105), xlim=(0, len(sample.kept)))
-    axis.set_title(f"{textwrap.shorten(sample.question, 70)}\n{sample.judgement}", fontsize=10)
-    axis.grid(axis="y", color=LINES, lw=0.8)
-    axis.set_axisbelow(True)
-    axis.legend(frameon=False, fontsize=8, loc="upper left")

@@ -15,12 +15,12 @@ from omegaconf import DictConfig
 from trime.common.io import plain
 from trime.report import tables
 from trime.report.bootstrap import bleu_difference, difference, interval_of, measured_difference
-from trime.report.canvas import BLUE, GREY, Panel, canvas, draw_dots, finish_size_axis, line_style, save_panels, save_picture
+from trime.report.canvas import BLUE, GREY, Panel, canvas, draw_dots, finish_size_axis, line_style, save_picture
 from trime.report.figures import Figure, sizes_panel
 from trime.report.groups import Group, baseline_of, comparable, group_labels, group_runs, metric_names, rank_groups, size_text
 from trime.report.page import Section, picture_sections
 from trime.report.run_result import ScoredRun
-from trime.report.tables import INTERVAL, Replay, Table
+from trime.report.tables import INTERVAL, Table
 from trime.report.terminal import runs_lines, runs_verdict
 
 # By the title of a set of published results and the experiment's name: dev and test, or test alone.
@@ -296,29 +296,3 @@ def curves_panels(runs: list[ScoredRun]) -> list[Panel]:
     draw = partial(sizes_panel, title=f"size of long memory on {runs[0].title}")
     panels = sorted(by_metric.items(), reverse=True)
     return [partial(draw, curves=curves, metric=metric, label=f"dev {metric}") for metric, curves in panels]
-
-
-def replay_picture(replay: Replay, path: Path) -> Path:
-    """Draw what each policy retains, and its perplexity, over the size of the memory; the oracle is black."""
-    panels: list[Panel] = []
-    for memory in replay.memories:
-        title = f"{memory.memory}, {'exact' if replay.exact else 'approximate'}"
-        # A policy that was replayed with several c has a panel of its own, beside fifo and oracle.
-        swept = dict.fromkeys(row.policy.split(" ")[0] for row in memory.rows if " c=" in row.policy)
-        groups = [[row for row in memory.rows if row.policy.split(" ")[0] in (name, "fifo", "oracle")] for name in swept]
-        for rows in groups or [memory.rows]:
-            for label, value in replay.measures.items():
-                lines: dict[str, dict[int, float]] = {}
-                for row in rows:
-                    lines.setdefault(row.policy, {})[row.size] = value(row)
-                panels.append(partial(replay_panel, lines=lines, label=label, title=title))
-    return save_panels(panels, path)
-
-
-def replay_panel(axis: Any, lines: dict[str, dict[int, float]], label: str, title: str) -> None:
-    """Draw a line for each policy over the size of the memory."""
-    for number, (policy, points) in enumerate(lines.items()):
-        style = {"oracle": {"color": "black", "ls": "--"}, "fifo": {"color": GREY}}.get(policy, {})
-        axis.plot(*zip(*sorted(points.items()), strict=True), label=policy, **line_style(number) | style)
-    axis.set(xlabel="entries", ylabel=label, title=title)
-    finish_size_axis(axis, {size for points in lines.values() for size in points})

@@ -21,7 +21,6 @@ from trime.report.tables import row_name
 LABEL_WIDTH = 30  # characters per line of a row's name
 SMOOTHED = 5  # logged batches in a point of the training curve, at least
 AVERAGE = "average"  # the name of the bucket of all tokens
-STALENESS = ("distance from the current key", "share retrieved / share stored")
 
 
 def configured_figures(settings: Any) -> dict[str, Figure]:
@@ -65,13 +64,6 @@ class Curves(Figure):
         if history.exists():
             with open(history, newline="") as file:
                 panels += history_panels([*csv.DictReader(file)], metric)
-        if any(layer.ages for layer in run.staleness):  # of stored keys (Wu et al. 2022, section 3.2)
-            stale: dict[str, dict[int, float | None]] = {}
-            for layer in run.staleness:
-                distances, ratios = (f"{name}, layer {layer.layer}" for name in STALENESS)
-                stale[distances] = {age.age: age.distance for age in layer.ages}
-                stale[ratios] = {age.age: age.share_retrieved / age.share_stored for age in layer.ages}
-            panels.append(lines_panel(stale, "staleness at the end of training", xlabel="age in segments", ylim=(0, None)))
         if any(row.memory_share for row in rows):
             shares = {row_name(row.memories): means_of(row.memory_share) for row in rows if row.memory_share}
             labels = {"xlabel": "frequency of the token on dev", "ylabel": "share of P(target), %", "ylim": (0, 103)}

@@ -19,7 +19,6 @@ from trime.report.answers import answers_panels, answers_table, depth_panels, po
 from trime.report.canvas import save_panels
 from trime.report.comparison import compare_picture, compare_runs, curves_panels, joined_table, policies_panels
 from trime.report.figures import configured_figures
-from trime.report.frontier import report_frontier
 from trime.report.groups import split_by, split_by_mixture
 from trime.report.page import Page, Section, commands_section, picture_sections, place_of, write_page
 from trime.report.results import distinct_runs, keep_results
@@ -47,9 +46,7 @@ def report_several(config: DictConfig, runs: Sequence[RunResult], command: str |
         if answering := [run for run in runs if isinstance(run, AnsweringRun)]:
             report_answering(answering, folder, command)
         models = scored_runs(runs)
-        if swept := [run for run in models if run.subsets and run.subsets.selection == "all"]:
-            report_frontier(swept, config.frontier, folder, command)
-        if len(models) > len(swept):
+        if models:
             report_models(models, config.report, folder, command)
     if config.report.keep:
         keep_results(runs, Path(config.report.keep).expanduser())

@@ -1,4 +1,4 @@
-"""The results of a run, as results.json holds them: written by ``run/collect.py``, read by every report.
+"""The results of a run, as results.json holds them: ``stages/collect.py`` collects them, and every report reads them.
 
 Fields of other versions of the code are kept as they are, so that results can be read and written again without loss. A field
 with a default may be missing in results of earlier versions.
@@ -176,22 +176,6 @@ class Analysis(Record):
     by_memory_size: dict[str, float]
 
 
-class StaleAge(Record):
-    """Stored keys of one age in segments: their shares, and their distance from the current key."""
-
-    age: int
-    share_stored: float
-    share_retrieved: float
-    distance: float | None
-
-
-class StaleLayer(Record):
-    """The staleness of a layer's stored keys."""
-
-    layer: int
-    ages: list[StaleAge]
-
-
 class RunResult(Record):
     """The facts that every run records: its name, code, settings and machine, and rows by split."""
 
@@ -238,7 +222,6 @@ class ScoredRun(RunResult):
     duplicates: list[str] = []
     durations: dict[str, float] = {}  # seconds by stage
     artefacts: dict[str, str] | None = None
-    staleness: list[StaleLayer] = []
     subsets: Subsets | None = None
     analysis: dict[str, Analysis] = {}  # by split
     imported: dict[str, Any] | None = None

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from statistics import mean
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from trime.common.metrics import MEASURES
 from trime.report.bootstrap import Difference, paired_bootstrap
-from trime.report.run_result import FEW_TOKENS, FEWEST, VOCABULARY, Record, Row, ScoredRun, Subsets
+from trime.report.run_result import FEW_TOKENS, FEWEST, VOCABULARY, Row, ScoredRun, Subsets
 
 TableRows = list[list[str]]
 NUMBER = re.compile(r"[-+]?[\d,.]+( / [\d.]+)?")
@@ -300,49 +300,3 @@ def memory_contribution(runs: list[ScoredRun], memory: str) -> tuple[float, Diff
         losses.append(without.loss)
         sides.append([full.documents, without.documents])
     return MEASURES[metric](mean(losses)), paired_bootstrap(np.array(sides), metric)
-
-
-class ReplayRow(Record):
-    """The attention mass that a policy retains at a size of the memory and, if tokens were scored, their loss in nats."""
-
-    policy: str
-    size: int
-    retained: float
-    loss: float = math.nan
-
-
-class ReplayedMemory(Record):
-    """The replays over one memory."""
-
-    memory: str
-    rows: list[ReplayRow]
-
-
-class Replay(Record):
-    """The content of replay.json; ``unit`` is the metric of losses, None if there are none."""
-
-    exact: bool
-    unit: str | None
-    memories: list[ReplayedMemory]
-
-    @property
-    def measures(self) -> dict[str, Callable[[ReplayRow], float]]:
-        """Return the measures by title, as functions of a row."""
-        found: dict[str, Callable[[ReplayRow], float]] = {"retained attention mass, %": lambda row: 100 * row.retained}
-        if unit := self.unit:
-            found[f"test {unit}"] = lambda row: MEASURES[unit](row.loss)
-        return found
-
-
-def replay_text(replay: Replay) -> str:
-    """Return the tables of a replay: the attention mass that each policy retains and its perplexity, by memory size."""
-    accuracy = "exact" if replay.exact else "approximate: evictions in one layer would change the activations of later ones"
-    tables = []
-    for memory in replay.memories:
-        sizes = [*dict.fromkeys(row.size for row in memory.rows)]
-        for title, value in replay.measures.items():
-            cells = {(row.policy, row.size): f"{value(row):.2f}" for row in memory.rows}
-            policies = dict.fromkeys(row.policy for row in memory.rows)
-            lines = [[policy, *(cells[policy, size] for size in sizes)] for policy in policies]
-            tables.append(f"{memory.memory}, {title} ({accuracy}):\n\n" + markdown(["entries", *map(str, sizes)], lines))
-    return "\n".join(tables)

@@ -112,7 +112,7 @@ class MemoryMixture:
         loss = -float(mixture.fit(masses_of_text, fold, collector.counts(self.memories), self.seed).mean())
         if not math.isfinite(loss):
             raise UserError(f"the fit of the mixture has a loss of {loss}: look for values in the windows that are not finite")
-        self.mixture, self.row = mixture, replace(self.row, fitted=mixture, online=mixture.learns)
+        self.mixture, self.row = mixture, replace(self.row, fitted=mixture)
         return loss
 
     def score(self, windows: Iterable[Window]) -> Iterator[Float[Tensor, " n"]]:

@@ -30,7 +30,6 @@ class FittedMixtureSpec:
     temperatures: tuple[float, ...]
     sizes: tuple[int, ...] = (0,)
     fitted: Mixture | None = None
-    online: bool = False  # keeps learning from scored tokens
 
     uses_experts: ClassVar[bool] = True
 
@@ -40,8 +39,7 @@ class FittedMixtureSpec:
 
     @property
     def label(self) -> str:
-        kind = f"{self.kind}, online" if self.online else self.kind
-        return f"{kind}: {', '.join(['vocabulary', *self.memory_order])}"
+        return f"{self.kind}: {', '.join(['vocabulary', *self.memory_order])}"
 
     @property
     def mixture(self) -> str:
@@ -49,8 +47,8 @@ class FittedMixtureSpec:
 
     @property
     def state_scope(self) -> StateScope:
-        """The history of a document, or what was learned from all text."""
-        return StateScope.CORPUS if self.online else StateScope.DOCUMENT
+        """The history of a document."""
+        return StateScope.DOCUMENT
 
     def choices(self) -> list[dict[str, float]]:
         """Return the settings along axis a: a single one, since nothing is left to choose."""
@@ -66,7 +64,7 @@ class FittedMixtureSpec:
         return stack_masses(window.vocabulary, ordered, window.query.positions.document)
 
     def mixture_on(self, device: torch.device) -> Mixture:
-        """Return a copy of the fitted mixture on a device, which keeps to itself what it learns."""
+        """Return a copy of the fitted mixture on a device."""
         assert self.fitted is not None, "the mixture has not been fitted yet"
         return self.fitted.to(device)
 
@@ -93,7 +91,6 @@ class FittedScorer:
         log_probability = expert_masses.log_probability
         history = self.history.features(int(expert_masses.document[0]), log_probability)
         self.log_weights = self.mixture.log_weights(expert_masses.total, history)
-        self.mixture.learn(expert_masses, history)
         return log_mixture(self.log_weights, log_probability)[None, None]
 
     def vocabulary_log_prob(self, window: Window, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:

@@ -45,9 +45,8 @@ def rows_of(config: DictConfig) -> MixtureSpecs:
         joined, interpolated = (names, []) if kind == "joint" else ((), [names])
         row: MixtureSpec | FittedMixtureSpec = grid_row(config, joined, interpolated)
     else:
-        online, sizes = bool(config.mixture.model.get("online")), sizes_of(config, names)
         # A fit takes one size of each memory: the largest.
-        row = FittedMixtureSpec(kind, names, tuple(config.mixture.temperatures), sizes[-1:], online=online)
+        row = FittedMixtureSpec(kind, names, tuple(config.mixture.temperatures), sizes_of(config, names)[-1:])
     return rows if row in rows else [*rows, row]
 
 

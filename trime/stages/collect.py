@@ -48,7 +48,6 @@ def collect_results(graph: Graph, also: Iterable[Artefact] = ()) -> ScoredRun:
     described = {name: memory.description() for name, memory in graph.memories.stored.items()}
     stores = {name: Datastore(**(about | tuned["recall"][name])) for name, about in described.items() if about}
     content: dict[str, Any] = {
-        "staleness": noted("staleness.json"),
         "subsets": Subsets(**graph.subsets.summary()) if graph.subsets else None,
         "analysis": graph.analysis.summary() if graph.analysis else None,
         "imported": imported,

@@ -73,8 +73,8 @@ PRETRAINED = "pretrained-model"  # the folder of a pretrained model
 LEFT_OUT = ("expert_masses", "seconds.txt")  # files that only further stages of the run read
 OF_THE_RUN = (  # sections of the configuration that say how and where it was trained and reported
     "memory",
-    *("export", "report", "logger", "callbacks", "storage", "paths", "prompt_file", "stages", "expected"),
-    *("small", "questions", "answering", "translation", "replay", "frontier"),
+    *("export", "report", "logger", "callbacks", "storage", "paths", "prompt_file", "stages"),
+    *("small", "questions", "answering", "translation"),
 )
 
 

@@ -22,7 +22,7 @@ from trime.common.identity import Free
 from trime.common.io import partial_of, write_json
 from trime.common.metrics import ResourceUsage, processor_ms
 from trime.common.urls import local_copy
-from trime.data.corpus import Corpus, content_hash
+from trime.data.corpus import content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
@@ -32,11 +32,10 @@ from trime.models.network import Network, save_network
 from trime.stages.model_io import check_positions, save_transformers
 from trime.stages.pack import Pack
 from trime.stages.prepare import PreparedText
-from trime.stages.training_task import LanguageModelTraining, TrainingTask
+from trime.stages.training_task import TrainingTask
 from trime.training.callbacks.checkpoints import BestWeights
 from trime.training.callbacks.forecast import Forecast
 from trime.training.callbacks.history import History
-from trime.training.callbacks.staleness import Staleness
 from trime.training.hardware import Hardware
 from trime.training.trainer import TrainerSettings, quiet, run_training
 
@@ -152,7 +151,7 @@ class Fit(Artefact):
         best = self.task.best_weights(folder / "checkpoints") if self.keep == "best" else None
         with quiet():
             forecast = Forecast(self.stage, folder, module.update_settings.plain_updates)
-            callbacks = [history, forecast, *self.callbacks(folder, network, corpus), *([best] if best else [])]
+            callbacks = [history, forecast, *self.task.callbacks(corpus), *([best] if best else [])]
             trainer = self.lightning_trainer(folder, callbacks)
             try:
                 run_training(self.stage, trainer, module, data, folder)
@@ -185,15 +184,6 @@ class Fit(Artefact):
         if not self.hardware.is_worker:
             network.load_state_dict({name.removeprefix("network."): part for name, part in weights.items()})
         return network
-
-    def callbacks(self, folder: Path, network: Network, corpus: Corpus) -> list[pl.Callback]:
-        """Return the task's callbacks, and one that measures how stale the memory of a stateful model is at the end."""
-        if not network.is_stateful:
-            return self.task.callbacks(corpus)
-        assert isinstance(self.task, LanguageModelTraining)
-        steps = self.trainer.updates * self.accumulate
-        staleness = Staleness(folder / "staleness.json", steps, self.task.length, self.memory_size, network.backbone)
-        return [*self.task.callbacks(corpus), staleness]
 
     def lightning_trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
         """Return Lightning's trainer for the configured devices."""

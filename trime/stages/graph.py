@@ -39,11 +39,9 @@ from trime.stages.mixture import MixtureSettings, TuneMixture, given_mixture
 from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, PreparedText, VocabularySettings, copies_within, duplicates_of
-from trime.stages.pretrained import ensure_model_folder, is_pretrained, vocabulary_source
+from trime.stages.pretrained import is_pretrained, vocabulary_source
 from trime.stages.questions.answer import Answer
 from trime.stages.questions.train_small import InitSmall, TrainSmall
-from trime.stages.replay.record import Record
-from trime.stages.replay.replay import ContextReplay, KeyReplay, Replay, replayed_policies
 from trime.stages.scoring import Scoring
 from trime.stages.training_task import LanguageModelTraining, TrainingTask, task_settings
 from trime.stages.tune import Tune, TunedRows
@@ -345,20 +343,6 @@ class Graph:
         return Subsets(self.test, self.tune, SubsetMixtures(self.tune, selection, self.lab), self.scoring, self.lab)
 
     @cached_property
-    def record(self) -> Record:
-        """The recorded queries and keys of a model's built-in memory."""
-        return Record(self.test, self.config.evaluate.block, self.lab)
-
-    @cached_property
-    def replay(self) -> Replay:
-        """The replay of eviction policies over the long memory, or over the memory inside the model."""
-        sizes, policies = sorted({*self.config.replay.sizes}), replayed_policies(self.config)
-        if self.memories.replayable:
-            return ContextReplay(sizes, policies, self.lab, self.test, self.tune, self.scoring)
-        top_k = OmegaConf.select(self.config, "model.backbone.memory.top_k", default=0)
-        return KeyReplay(sizes, policies, self.lab, self.record, top_k)
-
-    @cached_property
     def small_model(self) -> TrainSmall | None:
         """The small model that is trained to answer questions; None if model.name names a model."""
         if self.config.model.get("name"):
@@ -451,7 +435,6 @@ def train_in(graph_of: type[Graph], settings: str, folder: Path) -> None:
 def graph_in(graph_of: type[Graph], settings: str) -> Graph:
     """Return the graph of a configuration as YAML, in another process or on another machine."""
     config: DictConfig = OmegaConf.create(settings)  # type: ignore[assignment]
-    ensure_model_folder(config)  # another machine has none
     if Hardware.of(config.trainer).device.type == "cpu":
         prepare_cpu()
     return graph_of(config)

@@ -21,7 +21,7 @@ from trime.config.check import checked
 from trime.data.segments import document_offsets
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
-from trime.memory.inference.base import Memory, MemoryTraits, ReplayableMemory, StateScope
+from trime.memory.inference.base import Memory, MemoryTraits, StateScope
 from trime.memory.inference.external import ExternalMemory
 from trime.memory.inference.ngrams import Ngrams, SuffixArray, TextNgrams
 from trime.memory.retrieval.datastore import Datastore, check_k
@@ -303,11 +303,6 @@ class Memories:
     def datastores(self) -> list[DatastoreMemory]:
         """The memories that search a datastore."""
         return [kind for kind in self.kinds.values() if isinstance(kind, DatastoreMemory)]
-
-    @property
-    def replayable(self) -> dict[str, ReplayableMemory]:
-        """The memories over which other eviction policies can be replayed, by name."""
-        return {name: kind for name, kind in self.kinds.items() if isinstance(kind, ReplayableMemory)}
 
     def state_scope(self, names: Iterable[str]) -> StateScope:
         """Return how far the state of any of the named memories reaches."""

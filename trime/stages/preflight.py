@@ -28,7 +28,7 @@ from trime.stages.graph import Graph
 from trime.stages.memories import Memories
 from trime.stages.mixture import given_mixture
 from trime.stages.model_io import CARRIED, ModelSettings
-from trime.stages.pretrained import ensure_model_folder, is_pretrained
+from trime.stages.pretrained import is_pretrained
 from trime.stages.translation.graph import TranslationGraph
 from trime.stages.windows import TextWindows
 from trime.training.hardware import Hardware
@@ -59,7 +59,6 @@ def build_graph(config: DictConfig) -> Graph:
 
 def open_graph(config: DictConfig) -> Graph:
     """Return the graph of an experiment whose configuration passes all checks; UserError at the first that fails."""
-    ensure_model_folder(config)
     check(config)
     if Hardware.of(config.trainer).device.type == "cpu":
         prepare_cpu()
@@ -186,10 +185,8 @@ def check_rows(config: DictConfig) -> None:
         built(config, "mixture.model")
     for row in (row for row in rows_of(config) if isinstance(row, FittedMixtureSpec)):
         given_mixture(config)
-        if config.task == "translation" and (model.get("history") or model.get("online")):
-            raise UserError(
-                "translations of a beam have no history: set mixture.model.history=[] and mixture.model.online=false"
-            )
+        if config.task == "translation" and model.get("history"):
+            raise UserError("translations of a beam have no history: set mixture.model.history=[]")
         if config.compatibility.sorted_windows:  # windows are then not read in the order of the text
             ordered = [name for name in row.memories if traits_of(config, name).needs_text_order]
             if ordered:

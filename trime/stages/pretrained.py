@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.common.io import lock_of, locked, partial_of
 from trime.common.parts import build
 from trime.data.corpus import VocabularySource, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.lab.manifest import file_checksum
 from trime.memory.recall.store import Recall
 from trime.memory.slots.bounded import BoundedMemory
 from trime.models.pretrained.answering import Answerer, DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig
 from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.loading import convert, find_gguf
 from trime.models.pretrained.rope import RopeDecoder, per_layer
 from trime.models.pretrained.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import PieceTokenizer
@@ -34,52 +30,6 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.jso
 def is_pretrained(config: DictConfig) -> bool:
     """Return whether the experiment uses a pretrained model (model=pretrained)."""
     return "name" in config.model
-
-
-def ensure_model_folder(config: DictConfig) -> None:
-    """Convert a GGUF file, named or of a package, into a folder if that does not exist yet; without its package, use the hub.
-
-    Files like model=smollm2 set ``model.package``, ``model.folder`` and ``model.hub``; another ``model.name`` is left alone
-    unless it is a GGUF file.
-    """
-    if str(config.model.get("name")).lower().endswith(".gguf"):
-        config.model.name = str(folder_of_gguf(Path(config.model.name).expanduser(), Path(config.paths.data).expanduser()))
-        return
-    name = config.model.get("folder")
-    folder = Path(name).expanduser() if name and name == config.model.name else None
-    if folder is None or folder.is_dir():
-        return
-    file = find_gguf(config.model.package)
-    if file is None:
-        log.warning(f"model: package {config.model.package} holds no GGUF file here; {config.model.hub} is loaded from the hub")
-        config.model.name = config.model.hub
-        return
-    convert_once(file, folder, f"package {config.model.package}")
-
-
-def folder_of_gguf(file: Path, data: Path) -> Path:
-    """Return the folder of the model of a GGUF file, named by its content and made once; UserError if there is no such file."""
-    if not file.is_file():
-        raise UserError(f"model.name={file}: there is no such file")
-    folder = data / "models" / f"{file.stem}-{file_checksum(file, lambda _: None)[:12]}"
-    convert_once(file, folder, str(file))
-    return folder
-
-
-def convert_once(file: Path, folder: Path, source: str) -> None:
-    """Convert a GGUF file into a folder unless that exists, and say so; of several processes one does."""
-    if folder.is_dir():
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(lock_of(folder), f"converting {folder}"):
-        if folder.is_dir():
-            return
-        partial = partial_of(folder)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        convert(file, partial)
-        partial.replace(folder)
-    log.info(f"model: made {folder} from {source}")
 
 
 @cache

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from trime.common.io import copy_file, plain, write_atomically, write_json
+from trime.common.io import copy_file, plain, write_atomically
 from trime.config.paths import make_absolute
 from trime.lab.provenance import provenance
 from trime.lab.stage import RunOutcome, Stage
 from trime.lab.sweep import runs_of_sweep
 from trime.lab.tracking import log_once
 from trime.report import tables
-from trime.report.answers import AnswerSample, answers_table, kept_panel
-from trime.report.canvas import Panel, save_panels
-from trime.report.comparison import replay_picture
+from trime.report.answers import answers_table
+from trime.report.canvas import save_panels
 from trime.report.figures import configured_figures
 from trime.report.page import Page, Section, commands_section, picture_sections, place_of, sample_sections, write_page
-from trime.report.passages import Sample, save_passages
+from trime.report.passages import Sample
 from trime.report.results import write_results
 from trime.report.run_result import AnsweringRun, AnswerRow, ScoredRun
-from trime.report.tables import Replay, Table
+from trime.report.tables import Table
 from trime.report.terminal import answers_lines, answers_verdict, ending, run_lines, run_result, run_verdict
 from trime.stages.analysis.run_analysis import TOKENS
 from trime.stages.collect import collect_results, keep_provenance, made_from
 from trime.stages.evaluate import policy_name
 from trime.stages.graph import Graph
-from trime.stages.samples.answer_samples import AnswerSamples
 from trime.stages.samples.text_samples import OutOfTimeError, samples_of
 from trime.stages.translation.graph import TranslationGraph
 
@@ -77,8 +74,6 @@ def report_run(graph: Graph) -> RunOutcome:
         if panels := figure.panels(run, folder / "metrics.csv"):
             pictures[name] = save_panels(panels, folder / f"{name}.png", headline, figure.height(run))
             sections += picture_sections(figure.title, panels, figure.note)
-    if samples and figures:
-        pictures["passages"] = save_passages(samples, headline, folder / "passages.png")
     translations = translations_section(graph, run) if isinstance(graph, TranslationGraph) else []
     sections += [*translations, *sample_sections(samples, "Translations" if translations else "Test text, scored")]
     files = ["results.json", "config.yaml", "table.csv", "metrics.csv", TOKENS, "log.txt"]
@@ -138,16 +133,6 @@ def translations_section(graph: TranslationGraph, run: ScoredRun) -> list[Sectio
     return [Section("Translations", note, shown)] if shown else []
 
 
-def report_replay(graph: Graph) -> None:
-    """Write and print the table and the picture of what every eviction policy retains."""
-    folder, replay = graph.run_folder, Replay(**graph.replay.summary())
-    folder.mkdir(parents=True, exist_ok=True)
-    text = tables.replay_text(replay)
-    write_json(folder / "replay.json", replay.to_json())
-    write_atomically(folder / "replay.md", text)
-    print(f"\n{text}\nreplay: {replay_picture(replay, folder / 'replay.png')}")
-
-
 def report_answers(graph: Graph) -> RunOutcome:
     """Write results.json, table, picture and page of an answering run, and print table and verdict."""
     config, folder = graph.config, graph.answers_folder
@@ -157,16 +142,8 @@ def report_answers(graph: Graph) -> RunOutcome:
     write_results(folder / "results.json", run)
     table = answers_table([run])
     write_atomically(folder / "table.csv", tables.to_csv(*table))
-    sampled = AnswerSamples(graph.answer, config.answering.counts, graph.lab)
-    sampled.make()
-    samples = [AnswerSample(**sample) for sample in sampled.summary()]
-    panels: list[Panel] = [partial(kept_panel, sample=sample) for sample in samples]
-    if configured_figures(config.report.figures):
-        save_panels(panels, folder / "kept.png", config.name)
     note = "In brackets Wilson's 95 % intervals over questions. M and N are entries and waiting queries of each layer's memory."
     sections = [Section("Results", note, [table])]
-    for panel, sample in zip(panels, samples, strict=True):
-        sections += picture_sections(f"A question that was {sample.judgement}", [panel], sample.note)
     facts = [f"seed {run.seed}", f"split {config.answering.split}", f"commit {(run.commit or 'unknown')[:12]}"]
     content = Page(run.name, facts, [*sections, commands_section([run])], ["results.json", "config.yaml", "table.csv"])
     page = write_page(content, folder / "page.html")
@@ -197,5 +174,4 @@ def collect_answers(graph: Graph) -> AnsweringRun:
 
 
 REPORT = Stage("report", after=report_run, has_log=True)
-REPLAY = Stage("replay", lambda graph: [graph.replay], after=report_replay, has_log=True)
 ANSWER = Stage("answer", lambda graph: [graph.answer], after=report_answers, has_log=True)

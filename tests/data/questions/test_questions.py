@@ -1,4 +1,4 @@
-"""Questions over contexts: bAbI's facts in novels, TriviaQA's files, and exact match."""
+"""Questions over contexts: the built-in ones, TriviaQA's files, and exact match."""
 
 from __future__ import annotations
 
@@ -11,92 +11,29 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.questions import BABI
-from trime.data.questions.babilong import Babilong, Rooms, stories
 from trime.data.questions.base import Example, contains_answer, exact_match, normalized
 from trime.data.questions.passkey import Passkey
+from trime.data.questions.rooms import Rooms
 from trime.data.questions.triviaqa import TriviaQA, from_hub
 from trime.errors import UserError
 
 
-@pytest.fixture
-def folders(tmp_path: Path) -> dict[str, str]:
-    for split in ("train", "test"):
-        (tmp_path / f"qa1_one_{split}.txt").write_text(BABI)
-    for split in ("train", "valid", "test"):
-        (tmp_path / "novels" / split).mkdir(parents=True)
-        text = " ".join(f'"The {split} novel {number} says\nthis," he wrote.' for number in range(50))
-        (tmp_path / "novels" / split / "a.txt").write_text(text)
-    return {"babi": str(tmp_path), "background": str(tmp_path / "novels")}
-
-
-def test_stories_hold_the_facts_before_their_question(tmp_path: Path) -> None:
-    (tmp_path / "qa.txt").write_text(BABI)
-    parsed = list(stories(tmp_path / "qa.txt"))
-    assert [len(story.facts) for story in parsed] == [2, 3, 1, 1]
-    assert parsed[1].question == "Where is Mary?" and parsed[1].answer == "garden"
-    assert [story.facts[story.supporting[0]].split()[0] for story in parsed] == ["Mary", "Mary", "Daniel", "Daniel"]
-
-
-@pytest.mark.parametrize("words", [0, 40, 200])
-def test_facts_stand_in_their_order_among_a_novels_sentences(folders: dict[str, str], words: int) -> None:
-    for split in ("train", "valid", "test"):
-        for example in Babilong(**folders, tasks=[1], words=words, seed=3).examples(split):
-            candidates = [
-                story for story in stories(Path(folders["babi"]) / "qa1_one_test.txt") if story.question == example.question
-            ]
-            story = next(story for story in candidates if story.answer == example.answers[0])
-            places = [example.context.index(fact) for fact in story.facts]
-            assert places == sorted(places)
-            background = example.context
-            for fact in story.facts:
-                background = background.replace(fact, "", 1)
-            assert len(example.context.split()) <= max(words, sum(len(fact.split()) for fact in story.facts))
-            assert background.count(f"The {split} novel") == background.count("novel")
-            assert bool(background.strip()) == (words > 0)
-
-
-def test_names_are_swapped_only_in_training(folders: dict[str, str]) -> None:
-    """A story with swapped names is still true: its answer follows from the last fact about the person in the question."""
-    questions = {swap: Babilong(**folders, tasks=[1], words=0, swap=swap) for swap in (False, True)}
-    plain, swapped = (list(one.examples("train")) for one in questions.values())
-    assert [one.name for one in plain] == [one.name for one in swapped] and plain != swapped
-    for example in (new for old, new in zip(plain, swapped, strict=True) if "Mary" in old.question):
-        person = example.question.removeprefix("Where is ").rstrip("?")
-        facts = [fact for fact in example.context.split(".") if fact.strip().startswith(person)]
-        assert facts[-1].split()[-1] == example.answers[0]
-    redrawn = list(questions[True].examples("train", draw=1))
-    assert [one.question for one in redrawn] != [one.question for one in swapped]
-    assert list(questions[True].examples("test")) == list(questions[False].examples("test"))
-
-
-def test_examples_are_the_same_each_time_and_splits_share_no_story(folders: dict[str, str]) -> None:
-    made = Babilong(**folders, tasks=[1], words=60)
-    assert list(made.examples("test")) == list(made.examples("test"))
-    valid, test = ({example.name for example in made.examples(split)} for split in ("valid", "test"))
-    assert valid and test and not valid & test
-    assert len(list(Babilong(**folders, tasks=[1], words=60, count=2).examples("train"))) == 2
-    longer = Babilong(**folders, tasks=[1], words=100)
-    names = [[example.name for example in questions.examples("test")] for questions in (longer, made)]
-    assert names[0] == names[1], "the length changes only contexts"
-
-
-def test_a_fingerprint_is_of_the_files_wherever_they_lie(folders: dict[str, str], triviaqa: Path, tmp_path: Path) -> None:
+def test_a_fingerprint_is_of_the_files_wherever_they_lie(triviaqa: Path, tmp_path: Path) -> None:
     def fingerprints(folder: Path) -> list[str]:
-        babi, novels = str(folder), str(folder / "novels")
-        sets = Babilong(babi, novels, [1], 40), Passkey(40, background=novels), TriviaQA(babi)
+        sets = Passkey(40, background=f"{folder}/novels"), TriviaQA(str(folder))
         return [each.fingerprint("valid") for each in sets]
 
-    here = tmp_path / "here"  # both fixtures wrote beside it
-    shutil.copytree(folders["babi"], here, ignore=shutil.ignore_patterns("here"))
+    here = tmp_path / "here"  # the fixture wrote beside it
+    shutil.copytree(triviaqa, here, ignore=shutil.ignore_patterns("here"))
+    for split in ("train", "valid", "test"):
+        (here / "novels" / split).mkdir(parents=True)
+        (here / "novels" / split / "a.txt").write_text(f"The {split} novel. It is short.")
     before = fingerprints(here)
     moved = here.rename(tmp_path / "there")
     assert fingerprints(moved) == before and all(before)
     (moved / "novels" / "valid" / "a.txt").write_text("Another novel.")
     (moved / "evidence" / "wikipedia" / "0.txt").write_text("More evidence.")
     assert all(one != other for one, other in zip(fingerprints(moved), before, strict=True))
-    (moved / "qa1_one_test.txt").write_text(BABI + BABI)
-    assert fingerprints(moved)[0] not in before
     assert Rooms(40).fingerprint("valid") == Passkey(40).fingerprint("valid") == ""
 
 

@@ -15,7 +15,7 @@ from trime.memory.slots.bounded import BoundedMemory
 from trime.memory.slots.eviction.fifo import FIFO
 from trime.memory.training.in_batch import InBatch
 from trime.memory.training.visibility import Previous
-from trime.models.backbones.srupp import Recurrence, by_steps, recurrence, srupp
+from trime.models.backbones.srupp import by_steps, recurrence, srupp
 from trime.models.backbones.stateful import StatefulBackbone
 from trime.models.layers.embeddings import PlainInput
 from trime.models.layers.heads import Softmax
@@ -70,33 +70,19 @@ def test_recurrence_is_srus_equations() -> None:
                 )
 
 
-def check_kernels(kernels: str, b: int, steps: int, d: int) -> None:
-    """Compare values and gradients with autograd through the steps, in float64."""
+@pytest.mark.parametrize("b, steps, d", [(1, 1, 1), (3, 40, 7), (2, 17, 128), (2, 9, 300)])
+def test_the_compiled_kernels_are_the_steps(b: int, steps: int, d: int) -> None:
+    """Values and gradients are those of autograd through the steps, in float64."""
     inputs, exact = random_inputs(b, steps, d), random_inputs(b, steps, d, torch.float64)
     inputs = [part.detach().to(DEVICE).requires_grad_(part.requires_grad) for part in inputs]
     torch.manual_seed(7)
     cotangent = torch.randn(b, steps, d)
-    actual = list(recurrence(*inputs) if kernels == "own" else Recurrence.apply(*inputs))
+    actual = list(recurrence(*inputs))
     actual += torch.autograd.grad((actual[0] * cotangent.to(DEVICE)).sum(), inputs[:4])
     expected = list(by_steps(*exact))
     expected += torch.autograd.grad((expected[0] * cotangent).sum(), exact[:4])
     for value, reference in zip(actual, expected, strict=True):
         torch.testing.assert_close(value.cpu().double(), reference, rtol=2e-5, atol=2e-5 * float(reference.abs().max()))
-
-
-@pytest.mark.parametrize("b, steps, d", [(1, 1, 1), (3, 40, 7), (2, 17, 128), (2, 9, 300)])
-def test_the_compiled_kernels_are_the_steps(b: int, steps: int, d: int) -> None:
-    check_kernels("own", b, steps, d)
-
-
-@pytest.mark.parametrize("b, steps, d", [(1, 1, 1), (3, 12, 7), (2, 6, 200)])
-def test_the_triton_kernels_are_the_steps(b: int, steps: int, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In Triton's interpreter where there is no CUDA device."""
-    pytest.importorskip("triton", reason="pip install triton (it comes with torch for CUDA)")
-    from trime.models.backbones import srupp, srupp_cuda
-
-    monkeypatch.setattr(srupp, "kernels", lambda u: srupp_cuda)
-    check_kernels("triton", b, steps, d)
 
 
 def test_numbers_that_are_none_stay_none() -> None:

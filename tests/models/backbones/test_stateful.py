@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
-from safetensors.torch import load_file
+from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
 from tests.helpers.stateful import read
-from trime.common.io import plain
 from trime.common.types import Batch
-from trime.data.segments import collate
-from trime.errors import UserError
-from trime.lab.runner import run
 from trime.memory.slots.bounded import BoundedMemory
 from trime.memory.slots.eviction.base import EvictionPolicy
 from trime.memory.slots.eviction.fifo import FIFO
@@ -36,7 +28,6 @@ from trime.models.layers.sliding import SlidingWindow
 from trime.models.layers.topk_attention import Table, all_keys, exact_top, search
 from trime.models.network import Reader, build_network
 from trime.stages.graph import Graph
-from trime.stages.replay.replay import KeyDocument
 
 Tiny = Callable[..., DictConfig]
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
@@ -306,30 +297,6 @@ def test_a_reader_goes_on_from_what_it_saved() -> None:
         restored.restore(unbroken.state_tensors(), torch.device("cpu"))
 
 
-@pytest.mark.slow
-def test_staleness_is_none_where_weights_stand_still(tiny: Tiny) -> None:
-    """Keys stored under the same weights equal today's keys; with a learning rate they differ."""
-    layers = {}
-    for rate in (0.0, 0.01):
-        options = (
-            f"schedule.peak={rate}",
-            "schedule.floor=0.0",
-            "train.updates=24",
-            "train.memory_size=256",
-            "dataset.modules=30",
-        )
-        config = tiny("experiment=memorizing", *options)
-        run(config)
-        (layers[rate],) = json.loads((Graph(config).run_folder / "results.json").read_text())["staleness"]
-    for rate, layer in layers.items():
-        ages = layer["ages"]
-        assert layer["layer"] == 1 and [age["age"] for age in ages] == list(range(len(ages))) and len(ages) > 2
-        assert sum(age["share_stored"] for age in ages) == pytest.approx(1.0)
-        assert sum(age["share_retrieved"] for age in ages) == pytest.approx(1.0)
-        known = [age["distance"] for age in ages if age["distance"] is not None]
-        assert len(known) > 1 and (max(known) < 1e-5 if rate == 0 else 1e-3 < known[0] < known[-1])
-
-
 SMALL = ["model.memory_size=64"]
 
 
@@ -343,47 +310,3 @@ def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
         len({graph.model.fingerprint for graph in plans[:3]}) == 1 and plans[3].model.fingerprint != plans[0].model.fingerprint
     )
     assert len({graph.test.fingerprint for graph in plans}) == 4
-
-
-def test_a_replay_decides_as_the_run_does(tiny: Tiny) -> None:
-    """With one memory layer, the replay predicts what it holds before every window; the oracle retains most."""
-    config = tiny("experiment=memorizing", "stages=[prepare,fit,record,replay]", "evaluate.tokens=3000", "model.memory_size=96")
-    config.replay.sizes, config.train.updates = [72, 96], 6
-    config.replay.policies = names = ["fifo", "sink", "lru", "lfa", "lra_sum", "h2o"]
-    run(config)
-    graph = Graph(config)
-    results = graph.replay.summary()
-    assert results["exact"] and (graph.run_folder / "replay.png").stat().st_size > 5000
-    (layer,) = results["memories"]
-    number = int(layer["memory"].split()[-1])
-    share = {(row["policy"], row["size"]): row["retained"] for row in layer["rows"]}
-    assert all(0 < value <= 1 for value in share.values()) and {name for name, _ in share} == {*names, "oracle"}
-    assert all(share["oracle", size] > share[name, size] for name in names for size in (72, 96))
-    for name in names:
-        config.eviction = OmegaConf.load(ROOT / "conf" / "eviction" / f"{name}.yaml")
-        assert list(online(graph, number, plain(config.eviction))) == list(replayed(graph, number, name))
-    config.replay.policies = ["key_norm"]
-    with pytest.raises(UserError, match="key_norm scores keys"):
-        run(config)
-
-
-def online(graph: Graph, layer: int, eviction: dict[str, Any]) -> Iterator[list[int]]:
-    """Yield what the run's memory holds before each window, with a policy."""
-    network, _ = replace(graph.model_settings, eviction=eviction).open(graph.model.path())
-    corpus, reader = graph.evaluated_corpus.corpus(), Reader(network)
-    windows, text = graph.test.windows(corpus), corpus.split("test")
-    for number in range(len(windows)):
-        batch = collate(text, windows, [number], corpus.vocabulary.special_ids)
-        yield [] if reader.state is None or batch.fresh[0] else memory_positions(network.backbone, reader.state, layer)
-        with torch.no_grad():
-            reader.encode(batch)
-
-
-def replayed(graph: Graph, layer: int, policy: str) -> Iterator[list[int]]:
-    """Yield what the replay predicts that the memory holds before each window."""
-    recorded = graph.record.summary()
-    for file in sorted(graph.record.path().glob("[0-9]*.safetensors")):
-        document = KeyDocument(load_file(file), layer, recorded["segment"], graph.config.model.backbone.memory.top_k)
-        chosen = instantiate(graph.replay.policies[policy], _convert_="all")
-        for kept in document.retained_positions(chosen, graph.config.model.memory_size):
-            yield kept.tolist()

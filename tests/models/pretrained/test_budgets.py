@@ -16,7 +16,6 @@ from tests.helpers.decoders import model_of, text_of, tokenizer_of
 from tests.models.pretrained.test_recall import model_with_contrast
 from trime.errors import UserError
 from trime.models.pretrained.evicting_cache import EvictingCache
-from trime.models.pretrained.rope import rotary_of
 
 LENGTH, SIZE = 60, 16
 
@@ -35,18 +34,17 @@ def kept(cache: EvictingCache) -> list[list[int]]:
     return [sorted(position for position in cache.positions(layer)[0].tolist() if position >= 0) for layer in range(len(cache))]
 
 
-@pytest.mark.parametrize("policy", [trime.TOVA(), trime.ExpectedAttention(16), trime.KVzip(), trime.KeyNorm()])
+@pytest.mark.parametrize("policy", [trime.TOVA(), trime.KVzip(), trime.KeyNorm()])
 @pytest.mark.parametrize("share", [0.2, 1.0])
 @torch.no_grad()
 def test_heads_share_the_room_of_a_layer(share: float, policy: Any, llama: Any, tokens: torch.Tensor, tmp_path: Path) -> None:
     """All hold as many entries as without; what is written goes on, here, in a copy, and where it was saved."""
     questions = [torch.randint(3, 50, (1, 9))] if isinstance(policy, trime.KVzip) else None
-    chunk = 8 if isinstance(policy, trime.ExpectedAttention) else 4
-    cache, again = (EvictingCache(llama, SIZE, policy, chunk=chunk, per_head=trime.AdaKV(share)) for _ in range(2))
+    cache, again = (EvictingCache(llama, SIZE, policy, chunk=4, per_head=trime.AdaKV(share)) for _ in range(2))
     cache.read(llama, tokens, questions, whole=True)
     assert [len(positions) for positions in kept(cache)] == [2 * SIZE] * len(cache)
     if share == 1.0:  # heads that keep all of their room are as they would be without
-        alone = EvictingCache(llama, SIZE, policy, chunk=chunk, per_head=True)
+        alone = EvictingCache(llama, SIZE, policy, chunk=4, per_head=True)
         alone.read(llama, tokens, questions, whole=True)
         assert kept(cache) == kept(alone) and cache.bytes == alone.bytes
     cache.save(tmp_path)
@@ -114,35 +112,6 @@ def test_what_is_read_as_a_whole_is_evicted_at_its_end(llama: Any, tokens: torch
 
 
 @torch.no_grad()
-def test_expected_attention_is_the_same_whoever_rotates(llama: Any, tokens: torch.Tensor) -> None:
-    caches = [
-        EvictingCache(llama, SIZE, trime.ExpectedAttention(16), chunk=12, per_head=per_head, position=position)
-        for per_head in (False, True)
-        for position in (None, "none")
-    ]
-    for cache in caches:
-        for chunk in tokens.split(12, 1):
-            llama(chunk, past_key_values=cache)
-    first, rotated, by_head, both = map(kept, caches)
-    assert first == rotated != by_head == both
-
-
-@torch.no_grad()
-def test_expected_attention_foresees_what_comes(llama: Any) -> None:
-    """What it keeps gets more of the attention of later queries than the newest entries do."""
-    text = torch.randint(3, 50, (1, 40)).repeat(1, 2)
-    masses = {}
-    for policy in (trime.ExpectedAttention(40), trime.FIFO()):
-        cache = EvictingCache(llama, SIZE, policy, chunk=12)
-        cache.read(llama, text, whole=True)
-        weights = llama(torch.cat([text, text[:, :20]], 1), output_attentions=True).attentions
-        masses[type(policy)] = sum(
-            float(weight[0, :, 80:, cache.positions(layer)[0]].sum()) for layer, weight in enumerate(weights)
-        )
-    assert masses[trime.ExpectedAttention] > masses[trime.FIFO]
-
-
-@torch.no_grad()
 def test_what_it_was_made_with_comes_back(llama: Any, tokens: torch.Tensor, tmp_path: Path) -> None:
     """After room for what is written, after an error, and in a copy; what is saved then can be loaded."""
     cache, again = (EvictingCache(llama, SIZE, trime.KVzip(), chunk=4, per_head=trime.AdaKV()) for _ in range(2))
@@ -181,21 +150,7 @@ def test_one_head_of_keys_may_be_saved(tokens: torch.Tensor, tmp_path: Path) -> 
     torch.testing.assert_close(model(more, past_key_values=again).logits, model(more, past_key_values=cache).logits)
 
 
-def test_rotations_are_those_of_the_model() -> None:
-    for kind in ("Llama", "GPTNeoX", "StableLm", "Phi3"):
-        model = model_of(kind, 50)
-        rotary, x = rotary_of(model), torch.randn(1, 7, 4, 8)
-        assert rotary is not None and not rotary.interleaved
-        module = __import__("sys").modules[type(model).__module__]
-        cos, sin = model.base_model.rotary_emb(x, torch.arange(7)[None])
-        turned = module.apply_rotary_pos_emb(
-            x.transpose(1, 2)[..., : cos.shape[-1]], x.transpose(1, 2)[..., : cos.shape[-1]], cos, sin
-        )
-        torch.testing.assert_close(rotary.rotate(x, torch.arange(7)[None])[..., : cos.shape[-1]], turned[0].transpose(1, 2))
-    assert rotary_of(model_of("GPT2", 50)) is None
-    for kind in ("Gemma3Text", "SmolLM3"):
-        with pytest.raises(UserError, match="rotates keys in different ways"):
-            EvictingCache(model_of(kind, 50, num_hidden_layers=4), 40, trime.ExpectedAttention())
+def test_a_pyramid_of_one_layer_or_of_a_short_text_is_level() -> None:
     assert trime.pyramid(512, 1) == [512] and trime.pyramid(600, 3, longest=500) == [500] * 3
 
 
@@ -211,7 +166,6 @@ def test_a_text_is_asked_for_in_parts(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"recall": 8, "per_head": trime.AdaKV()}, "recall returns as much to each head"),
-        ({"policy": trime.ExpectedAttention(), "chunk": 4}, "steps of at least 8 queries"),
         ({"size": 3}, "memory_size=3 has no room beside eviction.sinks=4"),
     ],
 )

@@ -17,9 +17,7 @@ from tests.helpers.decoders import model_of, text_of, tokenizer_of
 from trime.errors import UserError
 from trime.memory.recall.base import BlockKey
 from trime.memory.recall.gaussian import Gaussian
-from trime.memory.recall.mean import MeanKey
 from trime.memory.recall.quest import Quest
-from trime.memory.recall.representatives import Representatives
 from trime.memory.recall.store import CANDIDATES, REGION, SEARCHED, Asked, EntryStore, Recall
 from trime.memory.slots.bounded import BoundedMemory
 from trime.models.pretrained.attendre import Attendre
@@ -29,7 +27,7 @@ from trime.models.pretrained.reader import LongReader
 from trime.models.pretrained.rope import RopeDecoder
 
 LENGTH = 60
-KEYS = [Gaussian(), MeanKey(), Quest(), Representatives(3)]
+KEYS = [Gaussian(), Quest()]
 SETTINGS = {"Gemma2": {"attn_logit_softcapping": 2.0}, "Mistral": {"sliding_window": 30}}
 
 

@@ -313,7 +313,7 @@ class Folder(Dataset):
                 yield from texts[first:end]
             elif first < end:
                 starts = self.cuts[path].first_lines if is_plain(path) else None
-                yield Document(texts[0].name, lines_between(texts[0].lines, first, end), starts and starts[split])
+                yield Document(texts[0].name, lines_between(texts[0].lines, first, end), starts[split] if starts else None)
 
     def notes(self) -> list[str]:
         """Return how the text was split, and what was left out."""

@@ -8,8 +8,8 @@ from itertools import chain, count, islice
 from typing import ClassVar
 
 from trime.common.choices import ASKED
-from trime.data.questions.babilong import draw_words, open_background, place_facts, prose, random_passage, sentences_of_novel
 from trime.data.questions.base import Example
+from trime.data.questions.rooms import draw_words, open_background, place_facts, prose, random_passage, sentences_of_novel
 from trime.errors import UserError
 
 NAMES = ("Ada", "Boris", "Chloe", "Dinah", "Emil", "Farah", "Greta", "Hugo", "Irene", "Jonas", "Klara", "Lionel")

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from trime.common.types import Contexts, Float, Int, LogMass, Tensor
 from trime.memory.retrieval.datastore import KNNMemory
-from trime.memory.slots.eviction.base import EvictionPolicy
 
 
 class Window(NamedTuple):
@@ -103,19 +102,3 @@ class Memory(MemoryTraits, ABC):
     def bytes(self) -> int:
         """Return the current size of the memory in bytes, in RAM or on disk."""
         return 0
-
-
-class ReplayableMemory(Memory):
-    """A memory that an eviction policy bounds, and over which stages=[replay] tries other policies and sizes."""
-
-    @abstractmethod
-    def with_policy(self, policy: EvictionPolicy, sizes: list[int]) -> ReplayableMemory:
-        """Return an empty memory of the same settings under another policy, at each of some sizes."""
-
-    @abstractmethod
-    def attention(self, window: Window, earlier: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """Return the attention mass that a window's queries give all earlier contexts of the text in an unlimited memory."""
-
-    @abstractmethod
-    def retained_positions(self, window: Window) -> list[Int[Tensor, " _"]]:
-        """Return the positions, counted in contexts written, of the entries that a window sees at each size."""

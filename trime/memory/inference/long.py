@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from trime.common.checks import check_choice, check_object
 from trime.common.choices import METRICS, Metric
-from trime.common.types import Float, Int, LogMass, Tensor
-from trime.memory.inference.base import Entries, ReplayableMemory, StateScope, Window
+from trime.common.types import Float, LogMass, Tensor
+from trime.memory.inference.base import Entries, Memory, StateScope, Window
 from trime.memory.inference.evicting import EvictingTokenMemory, FifoTokenMemory
 from trime.memory.inference.local import context_entries
-from trime.memory.similarity import similarity
 from trime.memory.slots.eviction.base import EvictionPolicy
 
 
-class LongMemory(ReplayableMemory):
+class LongMemory(Memory):
     """The contexts that ``policy`` keeps.
 
-    A policy that keeps the last entries is served by one memory for all sizes (``fifo``), unless ``selective``; others need
-    a memory for each size (``evicting``). UserError unless ``sizes`` are positive and rising.
+    A policy that keeps the last entries is served by one memory for all sizes (``fifo``); others need a memory for each size
+    (``evicting``). UserError unless ``sizes`` are positive and rising.
     """
 
     metric: Metric
@@ -32,14 +29,13 @@ class LongMemory(ReplayableMemory):
         across_documents: bool = False,
         include_window: bool = False,
         metric: Metric = "ip",
-        selective: bool = False,
     ):
         check_object("policy", policy, EvictionPolicy, "FIFO()")
         check_choice("metric", metric, METRICS)
         self.state_scope = StateScope.CORPUS if across_documents else StateScope.DOCUMENT
         self.include_window, self.metric = include_window, metric
         self.memory: FifoTokenMemory | EvictingTokenMemory
-        if policy.keeps_newest and not selective:
+        if policy.keeps_newest:
             self.memory = FifoTokenMemory(sizes, across_documents, include_window, metric)
         else:
             self.memory = EvictingTokenMemory(sizes, policy, across_documents, include_window, metric)
@@ -64,23 +60,3 @@ class LongMemory(ReplayableMemory):
     def entries(self, window: Window) -> Entries:
         query = window.contexts.take(slice(-1, None))
         return context_entries(window, self.memory.entries(query, overlap=window.num_context), self.metric)
-
-    def with_policy(self, policy: EvictionPolicy, sizes: list[int]) -> LongMemory:
-        across_documents = self.state_scope == StateScope.CORPUS
-        return LongMemory(sizes, policy, across_documents, self.include_window, self.metric, selective=True)
-
-    def attention(self, window: Window, earlier: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        mass, query = earlier.new_zeros(len(earlier)), window.query.g
-        # The newest contexts are context of the window itself, which sees them there and not in the memory.
-        if count := max(len(earlier) - (0 if self.include_window else window.num_context), 0):
-            score = similarity(query, earlier[:count], self.metric) / query.shape[1] ** 0.5
-            mass[:count] = score.softmax(-1).sum(0)
-        return mass
-
-    def retained_positions(self, window: Window) -> list[Int[Tensor, " _"]]:
-        assert isinstance(self.memory, EvictingTokenMemory), "only a selective memory notes which entries it keeps"
-        states = self.memory.content_for(window.query, window.num_context).states
-        if states is None:  # nothing was inserted yet
-            return [torch.empty(0, dtype=torch.long) for _ in self.sizes]
-        positions = [state.ranking.position[0] for state in states]
-        return [position[position >= 0] for position in positions]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +85,6 @@ class KeyValueMemory(nn.Module):
         indexes = [IVFKeyIndex(candidates), IVFKeyIndex(candidates)]  # for evaluation, for training
         self.key_indexes = indexes if search == "faiss" else None
         self.partial = search in CANDIDATE_SEARCHES
-        self.on_retrieved: Callable[[Tensor], None] | None = None  # called with the slots that queries retrieve
         self.bias = nn.Parameter(torch.zeros(heads))
         self.content = nn.Linear(width, heads, bias=False) if gate == "content" else None
 
@@ -136,8 +134,6 @@ class KeyValueMemory(nn.Module):
             retrieved, entries = self.retrieve_and_rank(queries, table, keys, entries, position)
         else:
             retrieved = self.retrieve(queries, table, keys)
-        if self.on_retrieved is not None:
-            self.on_retrieved(retrieved.slot)
         return attend(queries, table, retrieved, self.empty_take_mass).view_as(query), entries
 
     def retrieve_and_rank(

@@ -129,7 +129,7 @@ def recurrence(
     start: Float[Tensor, "b d"],
 ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
     """Return h and c of all steps of u = u0, u1, u2 side by side (e = 3d) after ``start``; ``mask``: dropout of the highway."""
-    if u.dtype == torch.float64 or u.device.type not in ("cpu", "cuda"):
+    if u.dtype == torch.float64 or u.device.type != "cpu":
         return by_steps(u, x, weight, bias, mask, start)
     # The kernels compute in float32, and no gradient of theirs reaches ``start`` or comes through c: states are detached.
     inputs = (tensor.float().contiguous() for tensor in (u, x, weight, bias, mask, start))
@@ -154,11 +154,11 @@ def by_steps(
 
 
 class Recurrence(torch.autograd.Function):
-    """The recurrence by the kernels of the device that the tensors are on."""
+    """The recurrence by compiled kernels, on the CPU."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        h, c = kernels(inputs[0]).forward(*inputs)
+        h, c = srupp_cpu.forward(*inputs)
         ctx.save_for_backward(*inputs, c)
         ctx.mark_non_differentiable(c)
         return h, c
@@ -166,14 +166,6 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
         u, x, weight, bias, mask, start, c = ctx.saved_tensors
-        du, dx, rows = kernels(u).backward(u, x, weight, bias, mask, start, c, gradient[0].contiguous())
+        du, dx, rows = srupp_cpu.backward(u, x, weight, bias, mask, start, c, gradient[0].contiguous())
         dweight, dbias = rows.sum(0).chunk(2)
         return du, dx, dweight, dbias, None, None
-
-
-def kernels(u: Tensor) -> Any:
-    if u.device.type == "cpu":
-        return srupp_cpu
-    from trime.models.backbones import srupp_cuda  # triton is installed with torch for CUDA only
-
-    return srupp_cuda

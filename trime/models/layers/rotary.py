@@ -38,11 +38,6 @@ class Rotary:
         angle = (position[..., None] * self.frequency.to(x.device))[:, :, None]
         return self.turned(x, angle.cos(), angle.sin())
 
-    def rotate_to_mean(self, x: Float[Tensor, "b l h d"], position: Int[Tensor, "b n"]) -> Float[Tensor, "b l h d"]:
-        """Return the mean of x over its rotations to n positions."""
-        angle = position[..., None] * self.frequency.to(x.device)
-        return self.turned(x, *(wave.mean(1)[:, None, None] for wave in (angle.cos(), angle.sin())))
-
     def turned(self, x: Float[Tensor, "b l h d"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b l h d"]:
         """Return x with each pair turned by the angles of these cosines and sines."""
         width = 2 * len(self.frequency)
@@ -97,11 +92,6 @@ def dot_products(
     return products.unflatten(2, (heads // groups, -1)).flatten(1, 2).contiguous()
 
 
-def next_positions(at: Int[Tensor, "b q"], count: int) -> Int[Tensor, "b n"]:
-    """Return the positions after the last of each row."""
-    return at.amax(1, keepdim=True) + 1 + torch.arange(count, device=at.device)
-
-
 @dataclass(frozen=True)
 class RotaryScore:
     """Scores at the true distances or, with a ``longest``, at distances of at most that, as in LM-Infinite.
@@ -142,13 +132,6 @@ class RotaryScore:
         if self.future == "signed" and bool((distance < -self.longest).any()):
             result = torch.where(distance < -self.longest, self.clamped_scores(query, -self.longest, key, of), result)
         return result
-
-    def ahead(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], positions: int) -> Float[Tensor, "b h q m"]:
-        """Return the scores (see ``__call__``) that queries have on average at the next ``positions``, at true distances."""
-        query, at, key, of = pairs
-        return dot_products(
-            self.rotary.rotate_to_mean(query, next_positions(at, positions)), self.unpack(key, of, query.shape[-1])[1]
-        )
 
     def causal_parts(
         self, query: Float[Tensor, "b q h d"], at: Int[Tensor, "b q"], key: Float[Tensor, "b m g s"], of: Int[Tensor, "b m"]

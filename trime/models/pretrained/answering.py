@@ -12,7 +12,6 @@ from trime.common.types import Float, Int, Tensor
 from trime.memory.recall.store import Recall
 from trime.memory.slots.bounded import BoundedMemory, MemoryState
 from trime.memory.slots.eviction.fifo import FIFO
-from trime.models.layers.attention import AttentionTrace, mean_trace
 from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.reader import Hidden, LongReader
 from trime.models.pretrained.rope import RopeDecoder
@@ -111,10 +110,6 @@ class AnswerSession:
         """Return the logits of each row's next token; ``so_far`` grows by one token at a time."""
         raise NotImplementedError
 
-    def attention_trace(self) -> AttentionTrace:
-        """Return the attention of the last step."""
-        raise NotImplementedError
-
 
 class DecoderAnswerer(Answerer):
     """A decoder that reads the prompt and continues it; generated tokens do not wait."""
@@ -138,12 +133,6 @@ class DecoderSession(AnswerSession):
             self.x = hidden.x[:, -1:]  # drained queries have left padding before it
         return self.family.logits(self.x)[:, 0]
 
-    @torch.no_grad()
-    def attention_trace(self) -> AttentionTrace:
-        trace = mean_trace(self.reader.cache.traces())
-        assert trace is not None
-        return trace
-
 
 class EncoderDecoderAnswerer(Answerer):
     """An encoder that reads the prompt into a memory of its last ``outputs`` positions, and a decoder that answers."""
@@ -165,13 +154,8 @@ class EncoderDecoderSession(AnswerSession):
 
     @torch.no_grad()
     def next_logits(self, so_far: Int[Tensor, "b t"]) -> Float[Tensor, "b v"]:
-        self.tokens = torch.cat([self.start, so_far], 1)
-        return self.family.logits(self.tokens, self.encoded, self.position >= 0)[:, -1]
-
-    @torch.no_grad()
-    def attention_trace(self) -> AttentionTrace:
-        """Return the cross-attention of the decoder's last position."""
-        return AttentionTrace(self.family.cross_attention(self.tokens, self.encoded, self.position >= 0), self.position)
+        tokens = torch.cat([self.start, so_far], 1)
+        return self.family.logits(tokens, self.encoded, self.position >= 0)[:, -1]
 
 
 def pad_prompts(prompts: list[list[int]], device: Any, before: list[int]) -> tuple[Int[Tensor, "b l"], Int[Tensor, "b l"]]:

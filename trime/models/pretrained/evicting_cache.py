@@ -34,7 +34,7 @@ from trime.models.pretrained.attendre import Attendre
 from trime.models.pretrained.head_memories import HeadMemories
 from trime.models.pretrained.layer_memory import LayerMemories, LayerMemory, numbered
 from trime.models.pretrained.loading import check_version, device_of, identity_of_model, positions_of, unwrapped
-from trime.models.pretrained.rope import RopeDecoder, key_heads, per_layer, rotary_of, sliding_windows
+from trime.models.pretrained.rope import RopeDecoder, key_heads, per_layer, sliding_windows
 
 check_version()  # before the imports below fail with a message of their own
 
@@ -104,7 +104,6 @@ class EvictingCache(LayerMemories, Cache):
                 f"chunk={chunk}: choose 1 to {room} tokens, for the queries of a chunk see its own entries, which a memory of "
                 f"{min(sizes)} has to hold{f' beside {policy.sinks} sinks' if policy.sinks else ''}"
             )
-        policy.check_chunk(chunk)
         if chunk == room and chunk > 1 and policy.uses_attention:
             warnings.warn(
                 f"chunk={chunk} fills the memory: each chunk replaces the one before it, whatever attention its entries got. "
@@ -117,9 +116,6 @@ class EvictingCache(LayerMemories, Cache):
             raise UserError("recall returns as much to each head: leave out recall, or set per_head=True")
         self.set_up(model, [LayerMemory(each, chunk, score, heads, recall=recall) for each in attendres])
         self.extension, self.budget = position, per_head if isinstance(per_head, AdaKV) else None
-        if policy.needs_entries and not position:
-            for layer in self.memories:
-                layer.products.rotary = rotary_of(model)
 
     @classmethod
     def of_layers(cls, model: Any, layers: list[LayerMemory]) -> EvictingCache:

@@ -6,14 +6,14 @@ that the policy has yet to see are kept aside: all of them, or those of the last
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from trime.common.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 from trime.memory.slots.bounded import BoundedMemory, MemoryState
-from trime.models.layers.rotary import Rotary, dot_products, next_positions
+from trime.models.layers.rotary import dot_products
 from trime.models.pretrained.attendre import Attendre
 
 
@@ -42,7 +42,6 @@ class DotProducts:
 
     scale: float | None = None
     cap: float | None = None
-    rotary: Rotary | None = None  # the model's rotation; None: it has none, or nobody asks for scores at later positions
 
     def stored(self, key: Tensor, position: Tensor) -> Tensor:
         return key
@@ -58,16 +57,6 @@ class DotProducts:
     def __call__(self, query: Tensor, at: Tensor, key: Tensor, of: Tensor) -> Tensor:
         logits = dot_products(self.scaled(query), key)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
-
-    def ahead(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], positions: int) -> Float[Tensor, "b h q m"]:
-        """Return the scores that queries [b q h d] would have on average at the next ``positions``; ``pairs`` as in a call."""
-        query, at, key, _ = pairs
-        precise = torch.promote_types(query.dtype, torch.float32)
-        query = self.scaled(query.to(precise))
-        if self.rotary is not None:  # back to position 0 first; a scale is in the queries already
-            rotary = replace(self.rotary, scale=1.0)
-            query = rotary.rotate_to_mean(rotary.rotate(query, -at), next_positions(at, positions))
-        return dot_products(query, key.to(precise))
 
 
 class Filling:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional as F
 
-from trime.common.types import AttentionBlock, Bool, Float, Int, Ranking, Seen, Tensor
-from trime.errors import UserError
+from trime.common.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 from trime.memory.recall.store import Asked, EntryStore, Recall
 from trime.memory.similarity import hide_
 from trime.memory.slots.bounded import MemoryState, SlotWrites
 from trime.models.layers.attention import AttentionTrace
-from trime.models.layers.rotary import RotaryScore
 from trime.models.layers.topk_attention import masked_softmax
 from trime.models.pretrained.attendre import HALF, Attendre, copy_scores_from
 from trime.models.pretrained.filling import DotProducts, Filling, Queries
@@ -204,7 +201,7 @@ class LayerMemory:
         own = own if self.is_plain and self.memory.top_k is None else None
         needs_mask = self.store is not None or (own is not None and not sees_all)
         visible = self.memory.visible(at, of) if needs_mask else None
-        block = None if own is None else self.observed(queries, key, of, value, visible)
+        block = None if own is None else self.observed(queries, key, of, visible)
         if visible is not None and self.store is not None and (recalled := self.recalled(queries, key, of, visible)):
             key, value, of = (torch.cat(pair, 1) for pair in zip((key, value, of), recalled, strict=True))
             visible, sees_all = torch.cat([visible, self.memory.visible(at, recalled[2])], -1), False
@@ -218,15 +215,13 @@ class LayerMemory:
         values = result.values.transpose(1, 2)  # [b·g q h/g d], where each of g heads is a row
         values = values if self.heads == 1 else values.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2, 3)
         retrieved = None if result.retrieved is None else result.retrieved[..., :held]
-        pairs = query, at, key[:, :held], of[:, :held]
-        return values, AttentionBlock(result.logits[..., :held], at, retrieved, self.seen(pairs, value[:, :held]))
+        return values, AttentionBlock(result.logits[..., :held], at, retrieved)
 
     def observed(
         self,
         queries: Queries,
         key: Float[Tensor, "b m g s"],
         of: Int[Tensor, "b m"],
-        value: Float[Tensor, "b m g d"],
         visible: Bool[Tensor, "b 1 q m"] | None,
     ) -> AttentionBlock | None:
         """Return the logits of those queries that the policy looks at: where the last ones decide, of no others."""
@@ -238,15 +233,7 @@ class LayerMemory:
         logits = self.score(query, at, key, of)
         if visible is not None:
             hide_(logits, ~visible[:, :, -newest:])
-        return AttentionBlock(logits, at, None, self.seen((query, at, key, of), value))
-
-    def seen(self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor) -> Seen | None:
-        """Return what queries would see later of keys, where the policy asks for it; UserError where no positions are known."""
-        if not self.memory.keys.policy.needs_entries:
-            return None
-        if not isinstance(self.score, DotProducts | RotaryScore):
-            raise UserError("this policy asks what queries would see later, which an encoder does not know: choose another")
-        return Seen(partial(self.score.ahead, pairs), value)
+        return AttentionBlock(logits, at)
 
     @staticmethod
     def asking(count: int) -> Int[Tensor, " n"]:

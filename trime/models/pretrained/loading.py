@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import struct
 from collections.abc import Collection, Iterator
-from functools import cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 import xxhash
@@ -24,46 +18,7 @@ from trime.errors import UserError, install_command
 
 TESTED = ("5.23",)  # versions of transformers that the families were tested with
 HEAD = "lm_head.weight"
-ADDRESS = "https://huggingface.co"
 SAMPLED = 64  # values of each weight that tell models apart
-SECONDS = 3.0  # after which the hub counts as out of reach
-PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-
-
-def find_gguf(package: str | None) -> Path | None:
-    """Return the GGUF file of an installed package, which is not imported; None where it is not installed or holds none."""
-    if not package:
-        return None
-    if "." in package:
-        raise UserError(f"model.package={package}: name a package, not a part of one")
-    spec = find_spec(package)
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
-
-
-def convert(file: Path, folder: Path) -> None:
-    """Write model and tokenizer of a GGUF file to ``folder``, dequantized to float32; UserError where it cannot be read."""
-    check_version()
-    for package in ("gguf", "accelerate"):
-        if not find_spec(package):
-            raise UserError(f"reading a GGUF file needs the package {package}: {install_command('smollm2')}")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    named: dict[str, Any] = {"gguf_file": file.name}
-    try:
-        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
-    except (OSError, ValueError, KeyError, IndexError, RuntimeError, ImportError, struct.error) as error:  # of truncated files
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{file} cannot be read ({reason}): download it or install its package again") from None
-    # A model read from GGUF is marked as quantized and refuses to be saved; a plain copy does not.
-    config = type(model.config)(**{k: v for k, v in model.config.to_dict().items() if k != "quantization_config"})
-    plain = type(model)(config)
-    plain.load_state_dict(model.state_dict())
-    plain.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def load_pretrained(name: str, dtype: str = "float32") -> Any:
@@ -75,11 +30,11 @@ def load_pretrained(name: str, dtype: str = "float32") -> Any:
     disable_progress_bar()  # loading takes milliseconds
 
     try:
-        config = AutoConfig.from_pretrained(name, **hub_arguments(name))
+        config = AutoConfig.from_pretrained(name)
         architecture = (config.architectures or [""])[0]
         default = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         model_class = T5EncoderModel if architecture == "T5EncoderModel" else default
-        model = model_class.from_pretrained(name, use_safetensors=True, dtype=dtype, **hub_arguments(name))
+        model = model_class.from_pretrained(name, use_safetensors=True, dtype=dtype)
     except (OSError, ValueError, SafetensorError) as error:
         raise load_error(name, "is not a model in the transformers format with safetensors", error) from None
     if not getattr(model.config, "scale_decoder_outputs", True):  # transformers 5 ties this output layer to the embedding
@@ -96,18 +51,15 @@ def is_encoder_decoder(name: str) -> bool:
     from transformers import AutoConfig
 
     try:
-        return bool(AutoConfig.from_pretrained(name, **hub_arguments(name)).is_encoder_decoder)
+        return bool(AutoConfig.from_pretrained(name).is_encoder_decoder)
     except (OSError, ValueError) as error:
         raise load_error(name, "is not a model in the transformers format", error) from None
 
 
 def load_error(name: str, what: str, error: Exception) -> UserError:
     """Return a UserError with the first line of a library's message, or the advice that mends it."""
-    # A GGUF file is converted where the command line names it, not where it names its folder.
-    if files := sorted(Path(name).expanduser().glob("*.gguf")):
-        reason = f"name its GGUF file, model.name={files[0]}"
-    elif hub_arguments(name)["local_files_only"]:
-        reason = "it is no folder here, was not downloaded before, and the hub cannot be reached: name a folder"
+    if name.lower().endswith(".gguf") or any(Path(name).expanduser().glob("*.gguf")):
+        reason = "transformers reads GGUF files by gguf_file=; save the model as a folder, as docs/pretrained.md shows"
     else:
         reason = str(error).strip().splitlines()[0]
     return UserError(f"model.name={name} {what}: {reason}")
@@ -202,22 +154,3 @@ def read_tensor(name: str, tensor: str) -> Tensor | None:
         return None
     with safe_open(path, framework="pt") as weights:
         return weights.get_tensor(tensor) if tensor in weights.keys() else None  # noqa: SIM118 (not a dict)
-
-
-def hub_arguments(name: str) -> dict[str, Any]:
-    """Return the arguments with which a model's files are looked up, in a folder or on the hub; code in them is never run."""
-    # Without a network only downloaded files are looked up: the library itself would try again for a minute.
-    return {"trust_remote_code": False, "local_files_only": not Path(name).expanduser().is_dir() and not hub_is_reachable()}
-
-
-@cache
-def hub_is_reachable() -> bool:
-    """Return whether the hub, or the mirror of HF_ENDPOINT, accepts connections; assumed behind a proxy."""
-    if any(os.environ.get(name) for name in PROXIES):
-        return True
-    address = urlsplit(os.environ.get("HF_ENDPOINT") or ADDRESS)
-    try:
-        with socket.create_connection((address.hostname, address.port or (80 if address.scheme == "http" else 443)), SECONDS):
-            return True
-    except OSError:
-        return False

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import torch
 
 from trime.common.choices import CACHED_KEYS, EXTENSIONS
 from trime.common.types import Float, Int, Tensor
@@ -109,22 +106,6 @@ class RopeDecoder:
 
     def logits(self, hidden: Float[Tensor, "b l e"]) -> Float[Tensor, "b l v"]:
         return self.model.get_output_embeddings()(hidden)
-
-
-def rotary_of(model: Any) -> Rotary | None:
-    """Return the rotation of a decoder's queries and keys; None: it has none. UserError where it is not one and the same."""
-    module, code = getattr(model.base_model, "rotary_emb", None), sys.modules[type(model).__module__]
-    if module is None:
-        return None
-    config = model.config
-    is_partial = 0 in (getattr(config, "no_rope_layers", None) or []) or hasattr(config, "qk_rope_head_dim")
-    is_usual = hasattr(module, "inv_freq") and hasattr(code, "rotate_half") and module.rope_type not in CHANGING
-    if is_partial or not is_usual or config.model_type in ("cohere2", "exaone4"):  # these rotate in some layers alone
-        raise UserError(
-            f"{type(model).__name__} rotates keys in different ways, so that scores at later positions are not known"
-        )
-    interleaved = code.rotate_half(torch.arange(4.0)).tolist() == [-1, 0, -3, 2]
-    return Rotary(module.inv_freq.double(), interleaved, module.attention_scaling)
 
 
 def key_heads(config: Any) -> int:

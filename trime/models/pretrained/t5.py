@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from trime.common.types import Bool, Float, Int, Tensor
 from trime.models.pretrained.loading import model_class
 
@@ -82,16 +80,6 @@ class T5Encoder:
         if self.model.config.scale_decoder_outputs:
             hidden = hidden * self.model.config.d_model**-0.5
         return self.model.lm_head(hidden)
-
-    def cross_attention(
-        self, tokens: Int[Tensor, "b t"], encoded: Float[Tensor, "b m e"], filled: Bool[Tensor, "b m"]
-    ) -> Float[Tensor, "b m"]:
-        """Return the last token's attention to the encoder's outputs, averaged over heads and layers."""
-        implementation = self.model.config._attn_implementation
-        self.model.set_attn_implementation("eager")  # the others do not return attention weights
-        attentions = self.run_decoder(tokens, encoded, filled, output_attentions=True).cross_attentions
-        self.model.set_attn_implementation(implementation)
-        return torch.stack([layer[:, :, -1] for layer in attentions]).mean((0, 2))
 
     def run_decoder(self, tokens: Tensor, encoded: Tensor, filled: Tensor, **options: bool) -> Any:
         return self.model.decoder(

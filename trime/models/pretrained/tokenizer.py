@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trime.errors import UserError
-from trime.models.pretrained.loading import check_version, hub_arguments, load_error
+from trime.models.pretrained.loading import check_version, load_error
 
 UNKNOWN, PADDING, END = "<unk>", "<pad>", "</s>"
 MESSAGE = "xyzzy"  # stands for the text of a prompt in a chat template
@@ -21,7 +21,7 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **hub_arguments(name))
+        tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise load_error(name, "has no tokenizer in the transformers format", error) from None
     if tokenizer.eos_token_id is None:

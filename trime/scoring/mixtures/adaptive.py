@@ -39,8 +39,7 @@ class Adaptive(Mixture):
 
     Each network is trained without its own fold, on which it is scored, and without the next fold, on which it is stopped,
     starting from the constant weights that are best on the rest. UserError for settings out of range.
-    ``online``: training continues on tokens after they are scored, at ``online_rate``. ``least_deviation``: of a feature, in
-    nats; what varies less is not scaled up to deviation 1.
+    ``least_deviation``: of a feature, in nats; what varies less is not scaled up to deviation 1.
     """
 
     def __init__(
@@ -52,23 +51,19 @@ class Adaptive(Mixture):
         patience: int = 4,
         batch: int = 1024,
         learning_rate: float = 0.01,
-        online: bool = False,
-        online_rate: float = 0.001,
         least_deviation: float = 0.001,
     ):
         check_temperatures(temperatures)
         counts = ("hidden", hidden, 1), ("batch", batch, 1), ("epochs", epochs, 0), ("patience", patience, 0)
         for name, count, least in counts:
             check_number(name, count, at_least=least, whole=True)
-        for name, rate in (("learning_rate", learning_rate), ("online_rate", online_rate)):
-            check_number(name, rate, above=0)
+        check_number("learning_rate", learning_rate, above=0)
         for decay in history:
             check_number("history", decay, at_least=0, at_most=1)
         self.temperatures, self.hidden, self.decays = tuple(temperatures), hidden, tuple(history)
         self.epochs, self.patience, self.batch, self.learning_rate = epochs, patience, batch, learning_rate
-        self.learns, self.online_rate, self.least_deviation = online, online_rate, least_deviation
+        self.least_deviation = least_deviation
         self.parameters = Parameters()
-        self.optimizer: torch.optim.Optimizer | None = None
 
     def features(self, total: Float[Tensor, "n e"], history: Float[Tensor, "n f"]) -> Float[Tensor, "n x"]:
         """Return the features of the networks, with mean 0 and standard deviation 1 over the tokens of the fit."""
@@ -165,24 +160,6 @@ class Adaptive(Mixture):
         batches = [slice(first, first + BATCH) for first in range(0, len(x), BATCH)]
         scores = [self.network_log_probability(x[rows], known[rows], log_probability[rows]) for rows in batches]
         return torch.cat(scores, 1)
-
-    def learn(self, masses: ExpertMasses, history: Float[Tensor, "n f"]) -> None:
-        if not self.learns:
-            return
-        if self.optimizer is None:  # copies take gradients: the fitted parameters are shared with other passes
-            self.parameters |= {name: self.parameters[name].clone().requires_grad_() for name in LEARNED}
-            self.optimizer = torch.optim.Adam([self.parameters[name] for name in LEARNED], self.online_rate)
-        with torch.enable_grad():
-            x, known = self.features(masses.total, history), masses.total.isfinite()
-            log_probability = masses.log_probability.clamp(min=LOG_PROBABILITY_FLOOR)
-            loss = -self.network_log_probability(x, known, log_probability).mean(1).sum()
-            self.optimizer.zero_grad()
-            loss.backward()
-        self.optimizer.step()
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        super().load(state)
-        self.optimizer = None
 
     def describe(self) -> dict[str, Any]:
         count = sum(self.parameters[name][0].numel() for name in LEARNED)

@@ -125,7 +125,6 @@ class Mixture(ABC):
 
     temperatures: tuple[float, ...]  # one expert each, for memories that compare similarities
     decays: tuple[float, ...] = ()  # of the history on which the weights depend
-    learns = False  # true: training continues on scored tokens
     memories: dict[str, int]
     parameters: dict[str, Tensor]  # fitted tensors by name
 
@@ -147,13 +146,10 @@ class Mixture(ABC):
         self.parameters = dict(state)
 
     def to(self, device: torch.device) -> Mixture:
-        """Return a copy on a device, which learns independently from then on."""
+        """Return a copy on a device."""
         other = copy.copy(self)
         other.load({name: tensor.detach().clone().to(device) for name, tensor in self.parameters.items()})
         return other
-
-    def learn(self, masses: ExpertMasses, history: Float[Tensor, "n f"]) -> None:  # noqa: B027 (few mixtures learn online)
-        """Train on tokens that were scored, if the mixture learns online."""
 
     def describe(self) -> dict[str, Any]:
         """Return a summary of the fit for reports."""

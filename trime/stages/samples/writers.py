@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from trime.common.io import plain
 from trime.data.datasets.base import lines_of
 from trime.data.parallel.corpus import ParallelCorpus
 from trime.data.tokenizers import EOS, Tokenizer
@@ -27,13 +25,11 @@ from trime.decoding.generation import (
     top_entries,
 )
 from trime.errors import UserError
-from trime.models.pretrained.loading import is_encoder_decoder, load_pretrained
-from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
+from trime.models.pretrained.loading import is_encoder_decoder
 from trime.scoring.rows import rows_of
-from trime.stages.evaluate import policy_name
 from trime.stages.graph import Graph
 from trime.stages.memories import StoredMemory
-from trime.stages.pretrained import build_answerer, is_pretrained
+from trime.stages.pretrained import is_pretrained
 
 CONTEXT = 8  # tokens shown before the token of an entry
 
@@ -83,15 +79,16 @@ class StoredText:
         return lines if len(lines) == count else None
 
 
-def open_writer(graph: Graph) -> Writer | LongWriter:
-    """Return a writer with the experiment's last row, or with a pretrained model that has memories in its layers."""
-    if not is_pretrained(graph.config):
-        return Writer(graph)
-    source = str(graph.small_model.path()) if graph.small_model else graph.config.model.name
-    # A model that was fitted here, or whose row has memories, writes as it is evaluated; any other, by memories in its layers.
-    trained = graph.config.checkpoint or (not graph.small_model and graph.fit.folder.is_dir())
-    if is_encoder_decoder(source) or not (trained or last_row_memories(graph)):
-        return LongWriter(graph, source)
+def open_writer(graph: Graph) -> Writer:
+    """Return a writer with the experiment's last row; UserError for a model that only has memories in its layers."""
+    if is_pretrained(graph.config):
+        source = str(graph.small_model.path()) if graph.small_model else graph.config.model.name
+        was_fitted = graph.config.checkpoint or (not graph.small_model and graph.fit.folder.is_dir())
+        if is_encoder_decoder(source) or not (was_fitted or last_row_memories(graph)):
+            raise UserError(
+                "generate and serve need an experiment whose rows have memories, such as decoder_memory: a model that has them "
+                "in its layers writes in transformers, by model.generate(past_key_values=trime.EvictingCache(…))"
+            )
     return Writer(graph)
 
 
@@ -114,7 +111,7 @@ def shown_entry(memory: str, share: float, text: str, place: str) -> dict[str, A
     return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": place}
 
 
-def locate_in_text(writer: Writer | LongWriter, tokens: list[int], position: int) -> tuple[str, str]:
+def locate_in_text(writer: Writer, tokens: list[int], position: int) -> tuple[str, str]:
     """Return text and place of an entry that comes from the text being written."""
     return writer.text(tokens[max(0, position - CONTEXT) : position + 1]), f"token {position:,} of this text"
 
@@ -122,53 +119,6 @@ def locate_in_text(writer: Writer | LongWriter, tokens: list[int], position: int
 def last_row_memories(graph: Graph) -> set[str]:
     """Return the names of the memories of the experiment's last row."""
     return rows_of(graph.config)[-1].memories
-
-
-class LongWriter:
-    """A writer with a pretrained model whose layers have memories (Attendre); entries are those with most attention."""
-
-    def __init__(self, graph: Graph, source: str):
-        self.config, self.tokenizer = graph.config, load_tokenizer(source)
-        if not plain(self.config.model.memory_size):
-            raise UserError("model.memory_size=0: reading a prompt with memories needs room for entries; set it larger")
-        if self.config.model.prefill == "guided":
-            raise UserError(
-                "model.prefill=guided needs a question about a text: set model.prefill=chunked or whole to generate"
-            )
-        model = load_pretrained(source, self.config.model.dtype)
-        self.answerer = build_answerer(plain(graph.config.model), plain(graph.config.eviction), model, graph.hardware)
-        self.prompt: list[int] = []
-        self.written: list[int] = []
-        policy, size = policy_name(plain(self.config.eviction)), self.config.model.memory_size
-        self.label = f"{type(model).__name__}, {policy}, {size} entries per layer"
-        self.folder = Path(self.config.paths.outputs).expanduser() / "runs" / self.config.name
-
-    def read(self, prompt: str) -> list[int]:
-        """Read a whole prompt through the memories; return its tokens."""
-        self.prompt = encode_prompt(self.tokenizer, prompt)
-        self.steps = self.answerer.read([self.prompt], self.config.explain)
-        return self.prompt
-
-    def write(self) -> Iterator[GeneratedToken]:
-        """Yield generated tokens until the model ends the text or ``generate.max_new_tokens`` are written."""
-        settings, generator = self.config.generate, torch.Generator().manual_seed(self.config.seed)
-        sampler = TokenSampler(settings.temperature, settings.top_p)
-        while len(self.written) < settings.max_new_tokens and self.tokenizer.eos_token_id not in self.written:
-            written = torch.tensor([self.written], dtype=torch.long, device=self.steps.device)
-            probability = self.steps.next_logits(written)[0].double().softmax(0)
-            # The model may have more logits than its tokenizer has tokens: the rest is padding, and is never drawn.
-            token = sampler(probability[: len(self.tokenizer)], generator)
-            share = float(probability[token])
-            tokens, entries = [*self.prompt, *self.written], []
-            if self.config.explain:
-                for weight, position in self.steps.attention_trace().top(settings.entries):
-                    entries.append(shown_entry("attention", weight, *locate_in_text(self, tokens, position)))
-            self.written.append(token)
-            yield GeneratedToken(self.text([token]), share, {"vocabulary": share}, entries)
-
-    def text(self, tokens: list[int]) -> str:
-        """Return tokens as text."""
-        return self.tokenizer.decode(tokens)
 
 
 class Writer:

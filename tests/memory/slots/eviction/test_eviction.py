@@ -18,7 +18,6 @@ from trime.memory.slots.eviction.base import EvictionPolicy, retrieved_entries
 from trime.memory.slots.eviction.fifo import FIFO
 from trime.memory.slots.eviction.lfu import LFU
 from trime.memory.slots.eviction.lru import LRU
-from trime.memory.slots.eviction.weighted_sums import weighted_sums
 
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
 ROWS = 3
@@ -154,18 +153,6 @@ def test_a_fixed_number_counts_as_used_only_where_nothing_is_retrieved(retrieved
         assert isinstance(policy, LRU | LFU)
         mask = retrieved_entries(AttentionBlock(score, torch.tensor([[60]]), hits), policy.top_k, policy.fallback_top_k)
         assert int(mask.sum()) == count and (hits is None or torch.equal(mask, hits))
-
-
-def test_weighted_sums_in_one_pass_are_those_of_plain_pytorch() -> None:
-    """In float32 on the CPU by a kernel, over more entries than one of its blocks has."""
-    torch.manual_seed(5)
-    score, weight = torch.randn(2, 3, 4, 1100), torch.rand(2, 4, dtype=torch.float64)
-    score[0, :, :, 5:9] = score[1, :, 2] = -torch.inf
-    block = AttentionBlock(score, torch.arange(4).expand(2, -1))
-    total, seen = weighted_sums(block, score, weight)
-    plain, plainly_seen = weighted_sums(AttentionBlock(score.double(), block.position), score.double(), weight)
-    torch.testing.assert_close(total, plain, rtol=1e-6, atol=1e-6)
-    assert torch.equal(seen, plainly_seen) and not seen[0, 5:9].any() and seen.sum() == 2196
 
 
 def test_fifo_is_a_window() -> None:

@@ -35,9 +35,7 @@ class EvictionPolicy:
     """
 
     uses_attention: bool = True  # False: the memory does not report attention to the policy
-    needs_keys: ClassVar[bool] = False  # True: scores depend on the stored keys, which a recorded run lacks
-    # True: the blocks that it observes also say what their queries would see later; for policies that are scored by steps.
-    needs_entries: ClassVar[bool] = False
+    needs_keys: ClassVar[bool] = False  # True: scores depend on the stored keys
     keeps_newest: bool = False  # True: always keeps the last entries, without gaps
     can_be_guided: bool = False  # True: scores are of attention whenever it was paid, so that a question can decide them
     # What the scores depend on as long as nothing is evicted: every step, as it came (steps); all queries, in whatever steps
@@ -92,9 +90,6 @@ class EvictionPolicy:
                 f"{self.sinks + self.free_slots} more to choose between others, or it is FIFO: raise memory_size, or lower "
                 "eviction.window or eviction.recent"
             )
-
-    def check_chunk(self, chunk: int) -> None:
-        """Raise UserError where steps of ``chunk`` queries are too short for the policy; here any will do."""
 
     def for_questions(self) -> EvictionPolicy:
         """Return the policy for a step whose queries score entries without leaving entries of their own; here itself."""
@@ -171,6 +166,15 @@ def newest_slots(position: Int[Tensor, "b c"], count: int) -> Int[Tensor, "b n"]
 def last_position(summary: Summary, block: AttentionBlock) -> Int[Tensor, " b"]:
     """Return the largest position of a query, this block included."""
     return torch.maximum(summary.last, block.position.amax(1))
+
+
+def sum_seen(
+    block: AttentionBlock, importance: Float[Tensor, "b h q m"], weight: Float[Tensor, "b q"]
+) -> tuple[Float[Tensor, "b m"], Bool[Tensor, "b m"]]:
+    """Return sum_q weight_q sum_h importance in float64, over what each query sees, and the entries that any query sees."""
+    visible = block.visible
+    by_query = importance.masked_fill(~visible, 0.0).sum(1, dtype=torch.float64)
+    return (weight[:, None] @ by_query).squeeze(1), visible.any(2).any(1)
 
 
 def retrieved_entries(block: AttentionBlock, top_k: int | None, fallback_top_k: int | None) -> Bool[Tensor, "b h q m"]:

@@ -6,10 +6,9 @@ import torch
 
 from trime.common.checks import check_number
 from trime.common.types import AttentionBlock, Float, Int, Ranking, Tensor
-from trime.memory.slots.eviction.base import AttentionScorePolicy, Summary, last_position
+from trime.memory.slots.eviction.base import AttentionScorePolicy, Summary, last_position, sum_seen
 from trime.memory.slots.eviction.initial import Initial
 from trime.memory.slots.eviction.score_transform import ScoreTransform
-from trime.memory.slots.eviction.weighted_sums import weighted_sums
 
 
 class LFA(AttentionScorePolicy):
@@ -35,7 +34,7 @@ class LFA(AttentionScorePolicy):
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
         last = last_position(summary, block)
-        score, seen = weighted_sums(block, self.score_transform(block), self.decay(last[:, None] - block.position))
+        score, seen = sum_seen(block, self.score_transform(block), self.decay(last[:, None] - block.position))
         value = self.decay(last - summary.last)[:, None] * summary.value + score
         return summary._replace(value=value, attended=summary.attended | seen, last=last)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from trime.common.types import AttentionBlock
-from trime.memory.slots.eviction.base import AttentionScorePolicy, Summary, last_position
-from trime.memory.slots.eviction.weighted_sums import weighted_sums
+from trime.memory.slots.eviction.base import AttentionScorePolicy, Summary, last_position, sum_seen
 
 
 class LRASum(AttentionScorePolicy):
@@ -15,6 +14,6 @@ class LRASum(AttentionScorePolicy):
     scored_by = "last_step"
 
     def accumulate(self, summary: Summary, block: AttentionBlock) -> Summary:
-        score, seen = weighted_sums(block, self.score_transform(block), torch.ones_like(block.position, dtype=torch.float64))
+        score, seen = sum_seen(block, self.score_transform(block), torch.ones_like(block.position, dtype=torch.float64))
         value, attended = summary.value + score, summary.attended | seen
         return summary._replace(value=value, attended=attended, last=last_position(summary, block))
