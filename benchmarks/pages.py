@@ -7,6 +7,7 @@ difference with its interval. They may call FUNCTIONS and FILTERS.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 from collections import Counter
@@ -21,6 +22,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from omegaconf import OmegaConf
 
+from benchmarks.kept import kept_in
 from trime.common.metrics import perplexity
 from trime.config.check import written
 from trime.config.fields import described
@@ -43,6 +45,12 @@ def read(path: Path) -> Any:
     """Return the content of a JSON or YAML file."""
     text = path.read_text(encoding="utf-8")
     return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+
+
+@cache
+def kept_results(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the results of a campaign by their names."""
+    return kept_in(file)
 
 
 @dataclass(frozen=True)
@@ -140,39 +148,44 @@ class Results:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder below benchmarks/results; a name in it is NAME.json, NAME/results.json, or NAME-seed*.json for each seed."""
+    """A campaign in benchmarks/results; what is called NAME in it has the name NAME, or NAME-seed* for each seed."""
 
     name: str
 
-    def files(self, name: str) -> list[Path]:
-        """Return the files of an experiment; none if it is not there."""
-        patterns = (f"{name}.json", f"{name}/results.json", f"{name}-seed*.json")
-        return next(filter(None, (sorted((RESULTS / self.name).glob(pattern)) for pattern in patterns)), [])
+    @property
+    def kept(self) -> dict[str, dict[str, Any]]:
+        """Return the results of all runs by their names."""
+        return kept_results(RESULTS / f"{self.name}.jsonl")
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        """Return the results of an experiment; none if it is not there."""
+        found = (fnmatch.filter(sorted(self.kept), pattern) for pattern in (name, f"{name}-seed*"))
+        return [self.kept[each] for each in next(filter(None, found), [])]
 
     def __contains__(self, name: str) -> bool:
-        return bool(self.files(name))
+        return bool(self.named(name))
 
     def __call__(self, name: str) -> Results:
         """Return an experiment's results, with the papers' row; LookupError if there are none, or two of one seed."""
-        kept = [read(path) for path in self.files(name)]
+        kept = self.named(name)
         seeds = Counter(run["seed"] for run in kept)
         if not seeds or max(seeds.values()) > 1:
-            raise LookupError(f"{len(kept)} files of {self.name} are named {name}, of {len(seeds)} seeds")
+            raise LookupError(f"{len(kept)} results of {self.name} are named {name}, of {len(seeds)} seeds")
         return Results(tuple(kept)).papers
 
     @property
     def runs(self) -> list[dict[str, Any]]:
-        """Return all results in the folder."""
-        return [read(path) for path in sorted((RESULTS / self.name).rglob("*.json"))]
+        """Return all results of the campaign."""
+        return [*self.kept.values()]
 
     @property
     def scored(self) -> list[ScoredRun]:
-        """Return the results of all runs in the folder, which holds nothing else, as reports read them."""
+        """Return the results of all runs, as reports read them."""
         return scored_runs(map(run_from_json, self.runs))
 
     @property
     def printed(self) -> str:
-        """Return what a command ends with that makes the runs of the folder."""
+        """Return what a command ends with that makes the runs."""
         settings = OmegaConf.create({"against": "vanilla", "published": {}, "show_published": "never"})
         compared = compare_runs(split_by_mixture(self.scored), settings)
         return ending(compared.verdict, compared.lines, compared.text_notes, "").strip("\n")

@@ -183,7 +183,7 @@ def duel(path: Path) -> None:
 def papers_order(path: Path) -> None:
     """Draw the test perplexity of each method by the updates of its training."""
     names = ("vanilla", "knn_lm", "knn_lm_cache", "trime", "trime_long", "trime_ext")
-    lengths = sorted(int(folder.name) for folder in (RESULTS / "tables" / "order").iterdir())
+    lengths = sorted(int(file.stem) for file in (RESULTS / "tables" / "order").iterdir())
     points = {updates: Folder(f"tables/order/{updates}") for updates in lengths}
     figure, (axis,) = canvas(8.0, 4.4, 1)
     for name, colour, line in zip(

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kept import keep, kept_in
 from benchmarks.older import changes_since, rooms_of
 from benchmarks.on_device import Step, main, run_steps
 from benchmarks.pages import RESULTS, TEMPLATES, Folder, benchmark, pages
 from benchmarks.parcels import cut, join
 from tests.conftest import composed
 from trime.errors import UserError
-from trime.report.results import is_run, read_run
+from trime.report.results import run_of
 
 
 def test_writing_the_pages_again_changes_nothing() -> None:
@@ -57,21 +58,27 @@ def test_the_name_of_the_readme_is_one_that_memory_alone_knows() -> None:
 
 def test_a_page_prints_the_mean_over_seeds_and_the_papers_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.pages.RESULTS", tmp_path)
+    (tmp_path / "kept").mkdir()
     for seed, loss in enumerate([3.0, 4.0]):
         rows = [{"memories": "", "mixture": "joint", "loss": x, "perplexity": 0.0, "tokens": 7} for x in (9.0, loss, 1.0)]
         rows[-1] |= {"mixture": "adaptive", "fitted": {}}
         run = {"name": "trime", "seed": seed, "train": {"updates": 100 + 100 * seed}, "metrics": {"valid": rows, "test": rows}}
-        (tmp_path / f"trime-seed{seed}-ab.json").write_text(json.dumps(run))
-    assert Folder("")("trime")["row.loss"] == 3.5 and Folder("")("trime").adaptive["row.loss"] == 1.0
-    assert Folder("")("trime").row(0)["row.loss"] == 9.0 and Folder("")("trime")["train.updates"] == 150
+        (tmp_path / "kept" / f"trime-seed{seed}-ab.json").write_text(json.dumps(run))
+    assert keep(tmp_path / "kept", tmp_path / "campaign.jsonl") == 2
+    campaign = Folder("campaign")
+    assert campaign("trime")["row.loss"] == 3.5 and campaign("trime").adaptive["row.loss"] == 1.0
+    assert campaign("trime").row(0)["row.loss"] == 9.0 and campaign("trime")["train.updates"] == 150
     with pytest.raises(LookupError, match="gone"):
-        Folder("")("gone")
+        campaign("gone")
+    (tmp_path / "kept" / "trime-seed1-ab.json").unlink()
+    assert keep(tmp_path / "kept", tmp_path / "campaign.jsonl") == 2, "what is there stays"
 
 
 def test_kept_results_name_the_code_or_the_commit_that_recorded_them() -> None:
-    for path in RESULTS.rglob("*.json"):
-        kept = json.loads(path.read_text())
-        assert kept["commit"] or kept["recorded_in"], path
+    for path in RESULTS.rglob("*.json*"):
+        contents = kept_in(path) if path.suffix == ".jsonl" else {"": json.loads(path.read_text())}
+        for name, kept in contents.items():
+            assert kept["commit"] or kept["recorded_in"], (path, name)
 
 
 def test_steps_go_on_where_they_were(
@@ -152,9 +159,11 @@ def test_a_folder_is_carried_in_parcels(tmp_path: Path) -> None:
 
 def test_kept_results_are_as_they_were_written() -> None:
     """Whoever takes a path out of one writes its checksum again, so that report.runs= reads it."""
-    for path in RESULTS.rglob("*.json"):
-        if is_run(json.loads(path.read_text())):
-            read_run(path)
+    files = [*RESULTS.rglob("*.jsonl")]
+    assert len(files) > 15
+    for path in files:
+        for content in kept_in(path).values():
+            run_of(content, path)
 
 
 def test_results_older_than_their_code_are_named() -> None:

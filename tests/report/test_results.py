@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.helpers.results import made
 from trime.errors import UserError
 from trime.report.results import CHECKSUM, distinct_runs, find_runs, keep_results, read_run, write_results
-from trime.report.run_result import is_run, run_from_json
+from trime.report.run_result import run_from_json
 
 RESULTS = made("trime", 3, [2.5]) | {"field of another version": {"8": 1.1}}
 
@@ -32,8 +32,9 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_kept_results_of_every_version_are_read_without_loss() -> None:
-    files = [*(ROOT / "benchmarks" / "results").rglob("*.json"), *(ROOT / "docs").rglob("results.json")]
-    contents = [content for file in files if is_run(content := json.loads(file.read_text()))]
+    lines = [line for file in (ROOT / "benchmarks" / "results").rglob("*.jsonl") for line in file.read_text().splitlines()]
+    contents = [json.loads(line)["results"] for line in lines]
+    contents += [json.loads(file.read_text()) for file in (ROOT / "docs").rglob("results.json")]
     assert len(contents) > 300
     for content in contents:
         assert json.loads(json.dumps(run_from_json(content).to_json())) == content
@@ -86,6 +87,13 @@ def test_results_are_found_wherever_they_were_kept(tmp_path: Path, capsys: pytes
     assert len(find_runs([str(tmp_path / "passkey")])) == 1 and "speed.json" in capsys.readouterr().out
     find_runs([str(tmp_path / "passkey" / "*"), str(tmp_path / "absent")])
     assert "absent matches no results" in capsys.readouterr().out
+    campaign = tmp_path / "kept.jsonl"
+    campaign.write_text(json.dumps({"name": "a", "results": json.loads(kept.read_text())}) + "\n")
+    (found,) = find_runs([str(campaign)])
+    assert found.name == "a"
+    campaign.write_text(campaign.read_text()[:-20])
+    with pytest.raises(UserError, match=r"kept\.jsonl is truncated"):
+        find_runs([str(campaign)])
     kept.write_text(kept.read_text()[:-20])
     with pytest.raises(UserError, match=f"{kept.name} is truncated"):
         find_runs([str(tmp_path / "passkey")])

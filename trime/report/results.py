@@ -32,9 +32,15 @@ def read_run(path: Path) -> RunResult:
         raise UserError(f"there are no results in {path.parent}: run its experiment first") from None
     except (OSError, ValueError):
         raise UserError(f"{path} is truncated or no JSON: delete it and run its experiment again") from None
+    return run_of(content, path)
+
+
+def run_of(content: dict[str, Any], path: Path) -> RunResult:
+    """Return the results in a file's content; UserError if they are not a run's, or were changed after they were written."""
     if not is_run(content):
         raise UserError(f"{path} is not the results of a run: delete it and run its experiment again")
     # Versions that wrote no checksum are accepted as they are.
+    content = dict(content)
     if content.pop(CHECKSUM, None) not in (None, checksum_of(content)):
         raise UserError(f"{path} was changed after it was written: delete it and run its experiment again")
     try:
@@ -48,18 +54,13 @@ def read_runs(files: Iterable[Path]) -> list[RunResult]:
     return [read_run(path) for path in sorted({path.resolve() for path in files})]
 
 
-def results_in(folders: list[Path]) -> list[RunResult]:
-    """Return the results in every results.json below some folders, the oldest first."""
-    paths = {path for folder in folders for path in folder.rglob(RESULTS)}
-    return [read_run(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
-
-
 def find_runs(patterns: list[str]) -> list[RunResult]:
     """Return the results of all runs that some patterns match, each once.
 
-    A pattern names files, run folders, or folders below which all results are found. One line names the files that hold
-    something else, and the patterns that match no results.
+    A pattern names files (a .jsonl holds several runs), run folders, or folders below which all results are found. One line
+    names the files that hold something else, and the patterns that match no results.
     """
+    campaigns: set[Path] = set()
     paths: set[Path] = set()
     others: set[Path] = set()
     for pattern in patterns:
@@ -67,9 +68,10 @@ def find_runs(patterns: list[str]) -> list[RunResult]:
         for path in map(Path, glob.glob(str(Path(pattern).expanduser()), recursive=True)):
             below = glob.glob(f"{glob.escape(str(path))}/**/*.json", recursive=True)  # follows links, as the pattern does
             files |= {*map(Path, below)} if path.is_dir() else {path} & {path.with_suffix(".json")}
+            campaigns |= {path} & {path.with_suffix(".jsonl")}
         # Other JSON files beside or below a results.json are the run's own.
         files = {file for file in files if file.name == RESULTS or not any((up / RESULTS).exists() for up in file.parents)}
-        if not files and len(patterns) > 1:
+        if not files and not campaigns and len(patterns) > 1:
             print(f"report: {pattern} matches no results of a run")
         for file in files:
             try:
@@ -81,7 +83,16 @@ def find_runs(patterns: list[str]) -> list[RunResult]:
         names = sorted(str(file) for file in others)
         more = f" and {len(names) - SHOWN_FILES:,} more" if len(names) > SHOWN_FILES else ""
         print(f"report: left out, as they hold no results of a run: {', '.join(names[:SHOWN_FILES])}{more}")
-    return read_runs(paths)
+    return [*read_runs(paths), *(run for file in sorted(campaigns) for run in campaign(file))]
+
+
+def campaign(file: Path) -> list[RunResult]:
+    """Return the results of the runs that a campaign's file holds, one a line; UserError if it is damaged."""
+    try:
+        contents = [json.loads(line)["results"] for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{file} is truncated or holds something else: take it from the repository again") from None
+    return [run_of(content, file) for content in contents]
 
 
 def distinct_runs(runs: Sequence[RunResult]) -> list[RunResult]:

@@ -26,7 +26,7 @@ from trime.models.pretrained.answering import greedy
 from trime.models.pretrained.tokenizer import train_word_level
 from trime.report.answers import cells_of, depth_panels, keys_of, label_runs
 from trime.report.canvas import canvas
-from trime.report.results import results_in
+from trime.report.results import find_runs
 from trime.report.run_result import AnsweringRun
 from trime.stages.graph import Graph
 from trime.stages.questions.answer import PromptMaker, solved_examples
@@ -83,7 +83,7 @@ def test_policies_are_compared_over_sizes_and_seeds_are_averaged(tiny: Tiny, set
     assert [cell.strip() for cell in header.split("|")[1:-1]] == ["eviction", "M 8", "M 16"]
     assert {line.split("|")[1].strip() for line in lines} == {"fifo", "lra_sum c=0"}
     assert all(line.count("[") == 2 for line in lines), "each cell has an interval"
-    cells = cells_of(label_runs([one for one in results_in([tmp_path / "outputs"]) if isinstance(one, AnsweringRun)]))
+    cells = cells_of(label_runs([one for one in find_runs([str(tmp_path / "outputs")]) if isinstance(one, AnsweringRun)]))
     assert [cells["fifo"][key].questions for key in keys_of(cells)] == [12, 12], "both seeds were asked the same"
 
 
@@ -101,7 +101,7 @@ def test_results_are_told_apart_by_depth(tiny: Tiny, settings: list[str], tmp_pa
             )
         )
     outputs = tmp_path / "outputs"
-    runs = [run for run in results_in([outputs]) if isinstance(run, AnsweringRun)]
+    runs = [run for run in find_runs([str(outputs)]) if isinstance(run, AnsweringRun)]
     for results in runs:
         row = results.row
         shares = [cell.contained * cell.questions for cell in row.by_depth]

@@ -23,7 +23,7 @@ from trime.models.pretrained.attendre import HALF, Attendre, copy_scores_from
 from trime.models.pretrained.filling import DotProducts, Filling, Queries
 
 Columns = tuple[Tensor, Tensor, Tensor]  # queries [b l h d], keys and values [b l g d]
-ASKING = 16  # of the last queries of a step, and of others, that choose what is recalled: all would cost as much as the layer
+ASKING = 8  # of the last queries of a step, and of others, that choose what is recalled: all would cost as much as the layer
 OwnAttention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # the model's, of [b _ _ d] and a mask
 
 
