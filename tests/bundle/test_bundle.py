@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 import trime
 from tests.conftest import ROOT
 from tests.helpers.pretrained import save_model
-from tests.helpers.runs import SharedRun
+from tests.helpers.runs import SharedRun, without_places
 from trime.bundle.loaded_model import LoadedModel
 from trime.common.io import checksum_of
 from trime.errors import UserError
@@ -46,7 +46,8 @@ def test_a_bundle_is_the_model_of_its_run(exported: tuple[Graph, Path]) -> None:
     one, other = trime.load(graph.run_folder), trime.load(folder)
     assert one.label == other.label and one.score(PROMPT) == other.score(PROMPT)
     assert one.generate(PROMPT, 6, seed=2) == other.generate(PROMPT, 6, seed=2)
-    assert one.explain(PROMPT, 3, temperature=0) == other.explain(PROMPT, 3, temperature=0)
+    explained, other_explained = (each.explain(PROMPT, 3, temperature=0) for each in (one, other))
+    assert without_places(explained) == without_places(other_explained)
 
 
 def test_a_bundle_needs_nothing_else(exported: tuple[Graph, Path], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.lab.runner import run
 from trime.stages.graph import Graph
 from trime.stages.preflight import build_graph
+from trime.stages.samples.writers import GeneratedToken
 
 ALL_MEMORIES = "evaluate.memories=[local,long,external,ngram,ngram_document]"
 RUNS = {
@@ -118,3 +119,8 @@ def decoder(session_folder: Path, tiny: Any) -> SharedRun:
 def shared(request: pytest.FixtureRequest) -> SharedRun:
     """Each of the four runs."""
     return request.getfixturevalue(request.param)
+
+
+def without_places(tokens: list[GeneratedToken]) -> list[GeneratedToken]:
+    """Return tokens whose entries do not say where they are from, which depends on the files that are there."""
+    return [token._replace(entries=[entry | {"place": None} for entry in token.entries]) for token in tokens]

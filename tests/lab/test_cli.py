@@ -58,12 +58,10 @@ def test_threads_are_known_before_libraries_are_imported() -> None:
         ("experiment=trime-ext", "experiment=trime_ext"),
         ("experiment=reproduce/table2/trime_et", "experiment=reproduce/table2/trime_ext"),
         ("size=large", "paper, "),
-        ("model.backbone.hedas=3", "model.backbone.heads"),
         ("train.updtes=3", "train.updates"),
         ("exprimnt=trime", "experiment"),
         ("trime_ext", "experiment=trime_ext"),
         ("stages=[fit", "stages=[fit"),
-        ("logger=null", "csv, none, wandb"),
         ("experiment=vanilla,trime", "add -m"),
     ],
 )

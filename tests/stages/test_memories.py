@@ -11,6 +11,7 @@ import pytest
 from omegaconf import DictConfig
 
 import trime
+from tests.helpers.runs import without_places
 from trime.lab.runner import run
 from trime.report.run_result import run_from_json
 from trime.report.tables import run_table
@@ -18,7 +19,6 @@ from trime.stages.audit import audit
 from trime.stages.graph import Graph
 from trime.stages.memories import DatastoreMemory
 from trime.stages.preflight import check
-from trime.stages.samples.writers import GeneratedToken
 
 Tiny = Callable[..., DictConfig]
 OTHER = "test_memories.external_other"
@@ -108,10 +108,6 @@ def test_a_bundle_has_both_and_explains_by_both(two: tuple[Graph, Path], tmp_pat
     assert not any(place.split(",")[0] in names for place in places.get("external", ()))
     texts = [file.read_text() for file in (tmp_path / "bundle").rglob("*.json")]
     assert not any(str(folder) in text for text in texts), "no place of this machine"
-
-
-def without_places(tokens: list[GeneratedToken]) -> list[GeneratedToken]:
-    return [token._replace(entries=[entry | {"place": None} for entry in token.entries]) for token in tokens]
 
 
 def test_both_are_audited(two: tuple[Graph, Path]) -> None:

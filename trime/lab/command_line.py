@@ -113,7 +113,9 @@ def look_after(words: list[str]) -> int:
 def message_of(error: BaseException) -> str:
     """Return one line for a command that Hydra refuses, with a similar name where one of its words has none that exists."""
     if isinstance(error, MissingConfigException):
-        return f"there is no {error.missing_cfg_file}{similar(error.missing_cfg_file or '')}"
+        missing = error.missing_cfg_file or ""
+        choices = ", ".join(groups().get(missing.rpartition("/")[0], {}))
+        return f"there is no {missing}{similar(missing) or f': choose from {choices}'}"
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
         if not equals:
@@ -134,9 +136,9 @@ def message_of(error: BaseException) -> str:
 
 
 def similar(name: str) -> str:
-    """Ask for the name that is most like an unknown one, of settings and of choices as GROUP/NAME; empty if none is."""
+    """Ask for the name that is most like an unknown one, of settings, groups and choices as GROUP/NAME; empty if none is."""
     choices = [f"{group}/{choice}" for group, files in groups().items() for choice in files]
-    near = difflib.get_close_matches(name, [*schema_entries(), *choices], 1, cutoff=0.75)
+    near = difflib.get_close_matches(name, [*schema_entries(), *groups(), *choices], 1, cutoff=0.8)
     return f": is it {near[0].replace('/', '=', 1)}?" if near else ""
 
 

@@ -68,7 +68,7 @@ def find_runs(patterns: list[str]) -> list[RunResult]:
         for path in map(Path, glob.glob(str(Path(pattern).expanduser()), recursive=True)):
             below = glob.glob(f"{glob.escape(str(path))}/**/*.json", recursive=True)  # follows links, as the pattern does
             files |= {*map(Path, below)} if path.is_dir() else {path} & {path.with_suffix(".json")}
-            campaigns |= {path} & {path.with_suffix(".jsonl")}
+            campaigns |= {path} & {path.with_suffix(".jsonl")} if not (path.parent / RESULTS).exists() else set()
         # Other JSON files beside or below a results.json are the run's own.
         files = {file for file in files if file.name == RESULTS or not any((up / RESULTS).exists() for up in file.parents)}
         if not files and not campaigns and len(patterns) > 1:
