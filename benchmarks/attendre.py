@@ -18,16 +18,16 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.measure import Claim, Measured, alternately
-from trime.memory.slots.bounded import BoundedMemory
-from trime.memory.slots.eviction.base import EvictionPolicy
-from trime.memory.slots.eviction.fifo import FIFO
-from trime.memory.slots.eviction.initial import BelowMean
-from trime.memory.slots.eviction.lfa import LFA
-from trime.memory.slots.eviction.lra_sum import LRASum
-from trime.memory.slots.eviction.score_transform import Raw
-from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.reader import LongReader
-from trime.models.pretrained.rope import RopeDecoder
+from trime.kv.attendre import Attendre
+from trime.kv.bounded import BoundedMemory
+from trime.kv.eviction.base import EvictionPolicy
+from trime.kv.eviction.fifo import FIFO
+from trime.kv.eviction.initial import BelowMean
+from trime.kv.eviction.lfa import LFA
+from trime.kv.eviction.lra_sum import LRASum
+from trime.kv.eviction.score_transform import Raw
+from trime.kv.reader import LongReader
+from trime.kv.rope import RopeDecoder
 from trime.models.pretrained.small import Small
 
 WORDS, WIDTH, LAYERS, HEADS, LONGEST = 1000, 128, 2, 4, 512

@@ -18,7 +18,7 @@ from transformers import DynamicCache
 import trime
 from benchmarks.attendre import decoder_like_smollm2
 from benchmarks.measure import Claim, Measured, alternately, ratio
-from trime.memory.slots.eviction.base import EvictionPolicy
+from trime.kv.eviction.base import EvictionPolicy
 
 UNTIL_FULL, WHEN_FULL, READ, GUIDED = "decode until full", "decode when full", "read a prompt", "read, guided by a question"
 BOUNDS = {UNTIL_FULL: 1.1, WHEN_FULL: 1.3}

@@ -21,15 +21,15 @@ from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio
 from trime.common.metrics import perplexity
 from trime.config.compose import compose_config
 from trime.lab.runner import run
-from trime.memory.inference.external import ExternalMemory
-from trime.memory.retrieval.index import cell_count, complete_factory
-from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, recall_of
 from trime.scoring.loss_sums import LossSums
 from trime.scoring.rows import rows_of
 from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
 from trime.stages.scoring import build_scorer
 from trime.stages.tune import sample_queries
+from trime.token_memory.search.index import cell_count, complete_factory
+from trime.token_memory.search.search import MIN_POINTS_PER_CELL, recall_of
+from trime.token_memory.test.external import ExternalMemory
 
 ENOUGH, BOUND = 0.8, 5.0  # minimal recall, and maximal time over evaluation without the external memory
 

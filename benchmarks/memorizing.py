@@ -17,14 +17,14 @@ from torch import nn
 
 from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.data.datasets.stdlib import StandardLibrary
-from trime.memory.slots.eviction.fifo import FIFO
+from trime.kv.eviction.fifo import FIFO
+from trime.layers.embeddings import PlainInput
+from trime.layers.heads import Softmax
+from trime.layers.sliding import SlidingWindow
+from trime.layers.topk_attention import Table, TopK, all_keys, exact_top, search
 from trime.models.backbones.kv_memory import KeyValueMemory
 from trime.models.backbones.memorizing import AttentionConfig, memorizing_transformer
 from trime.models.backbones.stateful import StatefulBackbone
-from trime.models.layers.embeddings import PlainInput
-from trime.models.layers.heads import Softmax
-from trime.models.layers.sliding import SlidingWindow
-from trime.models.layers.topk_attention import Table, TopK, all_keys, exact_top, search
 from trime.models.network import Network
 
 WIDTH, DEPTH, HEADS, SEGMENT, BATCH, WORDS, TOP_K = 256, 6, 4, 512, 2, 256, 32

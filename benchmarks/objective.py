@@ -29,11 +29,11 @@ from benchmarks.measure import ROOT, Claim, Measured, alternately, ratio, share
 from trime.common.cpu import select_matmul
 from trime.common.metrics import process_peak, reset_process_peak
 from trime.common.types import Contexts, LogMass, TokenPosition
-from trime.memory.training.objective.blockwise import blockwise_mass
-from trime.memory.training.visibility import External, Local, Long, Visibility
-from trime.models.layers.embeddings import AdaptiveInput
-from trime.models.layers.heads import AdaptiveSoftmax
+from trime.layers.embeddings import AdaptiveInput
+from trime.layers.heads import AdaptiveSoftmax
 from trime.scoring.mixtures.joint import joint_log_prob
+from trime.token_memory.train.objective.blockwise import blockwise_mass
+from trime.token_memory.train.visibility import External, Local, Long, Visibility
 
 SEGMENT, WORDS, CUTOFFS = 512, 50_000, [20_000]
 SIGHTS: dict[str, Visibility] = {"external": External(), "local": Local(), "long": Long()}

@@ -30,21 +30,21 @@ from benchmarks.packing import Bm25s, segments_of
 from trime.common.types import Batch, Contexts, LogMass, Tensor, TokenPosition
 from trime.config.compose import compose_config
 from trime.data.neighbours import BM25
-from trime.memory.inference.base import Window
-from trime.memory.inference.long import LongMemory
-from trime.memory.inference.ngrams import DocumentNgrams, SuffixArray, TextNgrams
-from trime.memory.retrieval.datastore import Datastore, KNNMemory, retrieved_mass
-from trime.memory.retrieval.faiss_index import use_threads
-from trime.memory.retrieval.index import build_parts, builder_of, split_cells, split_into_parts
-from trime.memory.retrieval.search import ExactSearch, ShardedSearch
-from trime.memory.similarity import similarity
-from trime.memory.slots.bounded import BoundedMemory
-from trime.memory.training.objective.blockwise import reference_add_masses
+from trime.kv.attendre import Attendre
+from trime.kv.bounded import BoundedMemory
+from trime.layers.attention_cpu import CPUAttention, Reach
 from trime.models.backbones import srupp
-from trime.models.layers.attention_cpu import CPUAttention, Reach
 from trime.models.network import Reader, build_network
-from trime.models.pretrained.attendre import Attendre
 from trime.stages.graph import Graph
+from trime.token_memory.search.datastore import Datastore, KNNMemory, retrieved_mass
+from trime.token_memory.search.faiss_index import use_threads
+from trime.token_memory.search.index import build_parts, builder_of, split_cells, split_into_parts
+from trime.token_memory.search.search import ExactSearch, ShardedSearch
+from trime.token_memory.similarity import similarity
+from trime.token_memory.test.base import Window
+from trime.token_memory.test.long import LongMemory
+from trime.token_memory.test.ngrams import DocumentNgrams, SuffixArray, TextNgrams
+from trime.token_memory.train.objective.blockwise import reference_add_masses
 
 ENOUGH = 1.3  # times faster than the library at some size
 GIVEN_UP = ("eviction/weighted_sums", "layers/attention_cpu, to all entries")  # won, and too little for their lines
@@ -103,11 +103,11 @@ def update(experiment: str, model: str, length: int, bfloat16: bool = False) -> 
 
 def training(folder: Path) -> Iterator[Contest]:
     """Yield the kernels of the objective and of SRU++ beside plain PyTorch."""
-    plain: Swap = partial(patch, "trime.memory.training.objective.blockwise.kernels_for", lambda product: None)
+    plain: Swap = partial(patch, "trime.token_memory.train.objective.blockwise.kernels_for", lambda product: None)
     for model, length in (("tiny", 64), ("small", 2 * LENGTH)):
         size = f"trime_ext, model={model}, {ROWS * length:,} tokens"
         yield swapped("objective/blockwise_cpu", "PyTorch", "training update", size, update("trime_ext", model, length), plain)
-    plain = partial(patch, "trime.models.layers.attention.worth_it", lambda *_: False)
+    plain = partial(patch, "trime.layers.attention.worth_it", lambda *_: False)
     for bfloat16 in (False, True):
         size = f"vanilla, model=small, {ROWS * 2 * LENGTH:,} tokens, {'bfloat16' if bfloat16 else 'float32'}"
         step = update("vanilla", "small", 2 * LENGTH, bfloat16)
@@ -135,7 +135,7 @@ def plain_attend(
 
 def reading(folder: Path) -> Iterator[Contest]:
     """Yield the kernel of attention to the best entries of a memory beside plain PyTorch."""
-    plain: Swap = partial(patch, "trime.models.pretrained.attendre.attend", plain_attend)
+    plain: Swap = partial(patch, "trime.kv.attendre.attend", plain_attend)
     small, wide = ("width 128, 2 layers", decoder("cpu")), ("SmolLM2's shape, 1 layer", decoder_like_smollm2("cpu", 1))
     memory, chunk = Attendre(BoundedMemory(SIZE, trime.LRAMax()), 0, 128, True), 128
     tokens = torch.randint(2, 1000, (1, SIZE + 1024))
@@ -281,7 +281,7 @@ def long_memory(folder: Path) -> Iterator[Contest]:
                 memory.write(window)
 
     size = f"M=4,096, {len(divisor)} temperatures"
-    plain: Swap = partial(patch, "trime.memory.training.objective.blockwise_cpu.add_rows", add_rows_plainly)
+    plain: Swap = partial(patch, "trime.token_memory.train.objective.blockwise_cpu.add_rows", add_rows_plainly)
     yield swapped("objective, entry_masses", "PyTorch", f"score {len(place):,} tokens", size, score, plain)
 
 
@@ -369,7 +369,7 @@ def ngrams(folder: Path) -> Iterator[Contest]:
             memory.write(window)
 
     call, orders = f"score {ROWS * LENGTH:,} tokens", [1, 2, 3, 4, 6, 8, 12]
-    plain: Swap = partial(patch, "trime.memory.inference.ngrams.counts_in_text", plain_text_counts)
+    plain: Swap = partial(patch, "trime.token_memory.test.ngrams.counts_in_text", plain_text_counts)
     step = partial(score, TextNgrams(array, [*orders, 16, 24, 32]))
     yield swapped("inference/ngrams_cpu, of a text", "NumPy", call, f"text of {len(text):,} tokens", step, plain)
     sides = (partial(score, memory(orders)) for memory in (DocumentNgrams, CountedNgrams))

@@ -21,7 +21,7 @@ from benchmarks.measure import Measured
 from trime.common.progress import Progress
 from trime.config.compose import compose_config
 from trime.data.questions.base import Example, contains_answer
-from trime.models.pretrained.answering import Answerer, DecoderSession, greedy
+from trime.kv.answering import Answerer, DecoderSession, greedy
 from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.stages.graph import Graph
 from trime.stages.questions.answer import Prompt

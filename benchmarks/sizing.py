@@ -34,10 +34,10 @@ from trime.data.segments import parse_token_count
 from trime.errors import UserError
 from trime.lab.artefact import Artefact
 from trime.lab.manifest import build_seconds
-from trime.memory.retrieval.index import AUTO, cell_count, choose_factory, complete_factory
-from trime.memory.retrieval.ivf import SAMPLE, STEPS, nearest_centroid
 from trime.stages.graph import Graph
 from trime.stages.preflight import build_graph
+from trime.token_memory.search.index import AUTO, cell_count, choose_factory, complete_factory
+from trime.token_memory.search.ivf import SAMPLE, STEPS, nearest_centroid
 
 STAGES = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate")
 GROWING = ("encode", "datastore", "tune", "evaluate")  # with the datastore

@@ -9,12 +9,12 @@ from hydra.utils import instantiate
 from tests.conftest import ROOT, composed
 from tests.helpers.laws import ROWS, WORDS, contexts
 from trime.common.types import Contexts, LogMass
-from trime.memory.inference.evicting import EvictingTokenMemory, FifoTokenMemory
-from trime.memory.slots.eviction.fifo import FIFO
-from trime.memory.slots.eviction.initial import Constant
-from trime.memory.slots.eviction.lra_sum import LRASum
-from trime.memory.slots.eviction.score_transform import Raw
-from trime.memory.training.in_batch import InBatch
+from trime.kv.eviction.fifo import FIFO
+from trime.kv.eviction.initial import Constant
+from trime.kv.eviction.lra_sum import LRASum
+from trime.kv.eviction.score_transform import Raw
+from trime.token_memory.test.evicting import EvictingTokenMemory, FifoTokenMemory
+from trime.token_memory.train.in_batch import InBatch
 
 MEMORIES = sorted(path.stem for path in (ROOT / "conf" / "memory").glob("*.yaml") if path.stem != "none")
 DIVISOR = torch.tensor([1.0], dtype=torch.float64)

@@ -16,10 +16,10 @@ from benchmarks.objective import Implementations
 from tests.helpers.laws import ROWS, contexts
 from trime.common.types import Contexts, TokenPosition
 from trime.lab.runner import run
-from trime.memory.retrieval.search import ExactSearch
-from trime.memory.training.distributed import _Gather
-from trime.memory.training.objective.blockwise import blockwise_mass
-from trime.memory.training.visibility import External
+from trime.token_memory.search.search import ExactSearch
+from trime.token_memory.train.distributed import _Gather
+from trime.token_memory.train.objective.blockwise import blockwise_mass
+from trime.token_memory.train.visibility import External
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -13,14 +13,14 @@ from tests.conftest import composed
 from tests.helpers.laws import ROWS, VISIBILITIES, WORDS, contexts, direct_mass, eq5
 from trime.common.types import Contexts, LogMass
 from trime.data.batching.policies import generator, greedy_chain
-from trime.memory.inference.evicting import FifoTokenMemory
-from trime.memory.retrieval.search import ExactSearch
-from trime.memory.similarity import similarity
-from trime.memory.training.in_batch import Drawn, InBatch, local_draw
-from trime.memory.training.objective.blockwise import blockwise_mass
-from trime.memory.training.visibility import Everything, External, Local, Long, Others, SameDocument
 from trime.scoring.mixtures.joint import interpolate, joint_log_prob, memory_share, pool_masses
 from trime.scoring.rows import parse_row
+from trime.token_memory.search.search import ExactSearch
+from trime.token_memory.similarity import similarity
+from trime.token_memory.test.evicting import FifoTokenMemory
+from trime.token_memory.train.in_batch import Drawn, InBatch, local_draw
+from trime.token_memory.train.objective.blockwise import blockwise_mass
+from trime.token_memory.train.visibility import Everything, External, Local, Long, Others, SameDocument
 
 
 def plain_mass(logits: Tensor, token: Tensor) -> LogMass:

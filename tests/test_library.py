@@ -140,9 +140,9 @@ def test_a_datastore_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert trime.KNNMemory(store, k=1).entries(window.query)[1].flatten().tolist() == [0, 1, 2]
     with pytest.raises(UserError, match="not empty"):
         trime.Datastore.from_tensors(tmp_path / "store", keys, tokens)
-    monkeypatch.setattr("trime.memory.retrieval.datastore.SHARD", 20)
+    monkeypatch.setattr("trime.token_memory.search.datastore.SHARD", 20)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("trime.memory.retrieval.datastore.write_tensors", interrupted_at_the_second())
+        patch.setattr("trime.token_memory.search.datastore.write_tensors", interrupted_at_the_second())
         trime.Datastore.from_tensors(tmp_path / "killed", keys, tokens)
     with pytest.raises(UserError, match="holds no shards"):
         trime.Datastore.open(tmp_path / "killed")

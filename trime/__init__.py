@@ -11,38 +11,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trime.bundle.loaded_model import load
     from trime.data.neighbours import BM25 as BM25Neighbours  # noqa: N811 (ruff takes a class of capitals for a constant)
-    from trime.memory.inference.base import Memory, Window
-    from trime.memory.inference.external import ExternalMemory
-    from trime.memory.inference.local import LocalMemory
-    from trime.memory.inference.long import LongMemory
-    from trime.memory.recall.gaussian import Gaussian
-    from trime.memory.recall.quest import Quest
-    from trime.memory.recall.store import Recall
-    from trime.memory.retrieval.datastore import Datastore, KNNMemory
-    from trime.memory.slots.budgets.ada_kv import AdaKV
-    from trime.memory.slots.budgets.pyramid import pyramid
-    from trime.memory.slots.eviction.fifo import FIFO
-    from trime.memory.slots.eviction.h2o import H2O
-    from trime.memory.slots.eviction.initial import BelowMean, Constant, OwnPosition
-    from trime.memory.slots.eviction.key_norm import KeyNorm
-    from trime.memory.slots.eviction.kvzip import KVzip, repeats
-    from trime.memory.slots.eviction.lfa import LFA
-    from trime.memory.slots.eviction.lfu import LFU
-    from trime.memory.slots.eviction.lra_last import LRALast
-    from trime.memory.slots.eviction.lra_max import LRAMax
-    from trime.memory.slots.eviction.lra_sum import LRASum
-    from trime.memory.slots.eviction.lru import LRU
-    from trime.memory.slots.eviction.score_transform import Clipped, Raw, Softmax
-    from trime.memory.slots.eviction.sink import Sink
-    from trime.memory.slots.eviction.snapkv import SnapKV
-    from trime.memory.slots.eviction.tova import TOVA
-    from trime.memory.training.visibility import External, Local, Long, Others
-    from trime.models.pretrained.evicting_cache import EvictingCache
+    from trime.kv.budgets.ada_kv import AdaKV
+    from trime.kv.budgets.pyramid import pyramid
+    from trime.kv.evicting_cache import EvictingCache
+    from trime.kv.eviction.fifo import FIFO
+    from trime.kv.eviction.h2o import H2O
+    from trime.kv.eviction.initial import BelowMean, Constant, OwnPosition
+    from trime.kv.eviction.key_norm import KeyNorm
+    from trime.kv.eviction.kvzip import KVzip, repeats
+    from trime.kv.eviction.lfa import LFA
+    from trime.kv.eviction.lfu import LFU
+    from trime.kv.eviction.lra_last import LRALast
+    from trime.kv.eviction.lra_max import LRAMax
+    from trime.kv.eviction.lra_sum import LRASum
+    from trime.kv.eviction.lru import LRU
+    from trime.kv.eviction.score_transform import Clipped, Raw, Softmax
+    from trime.kv.eviction.sink import Sink
+    from trime.kv.eviction.snapkv import SnapKV
+    from trime.kv.eviction.tova import TOVA
+    from trime.kv.recall.gaussian import Gaussian
+    from trime.kv.recall.quest import Quest
+    from trime.kv.recall.store import Recall
     from trime.scoring.memory_mixture import MemoryMixture, window_of
     from trime.scoring.mixtures.adaptive import Adaptive
     from trime.scoring.mixtures.calibrated import Calibrated
     from trime.scoring.mixtures.joint import interpolate, joint_log_prob
     from trime.text_memory.memory import TextMemory
+    from trime.token_memory.search.datastore import Datastore, KNNMemory
+    from trime.token_memory.test.base import Memory, Window
+    from trime.token_memory.test.external import ExternalMemory
+    from trime.token_memory.test.local import LocalMemory
+    from trime.token_memory.test.long import LongMemory
+    from trime.token_memory.train.visibility import External, Local, Long, Others
     from trime.training.trime_loss import trime_loss
 
 __version__ = "0.2.0"
@@ -96,51 +96,51 @@ __all__ = [
     "window_of",
 ]
 DEFINED_IN = {
-    "FIFO": "trime.memory.slots.eviction.fifo",
-    "H2O": "trime.memory.slots.eviction.h2o",
-    "LFA": "trime.memory.slots.eviction.lfa",
-    "LFU": "trime.memory.slots.eviction.lfu",
-    "LRU": "trime.memory.slots.eviction.lru",
-    "TOVA": "trime.memory.slots.eviction.tova",
-    "AdaKV": "trime.memory.slots.budgets.ada_kv",
+    "FIFO": "trime.kv.eviction.fifo",
+    "H2O": "trime.kv.eviction.h2o",
+    "LFA": "trime.kv.eviction.lfa",
+    "LFU": "trime.kv.eviction.lfu",
+    "LRU": "trime.kv.eviction.lru",
+    "TOVA": "trime.kv.eviction.tova",
+    "AdaKV": "trime.kv.budgets.ada_kv",
     "Adaptive": "trime.scoring.mixtures.adaptive",
     "BM25Neighbours": "trime.data.neighbours",
-    "BelowMean": "trime.memory.slots.eviction.initial",
+    "BelowMean": "trime.kv.eviction.initial",
     "Calibrated": "trime.scoring.mixtures.calibrated",
-    "Clipped": "trime.memory.slots.eviction.score_transform",
-    "Constant": "trime.memory.slots.eviction.initial",
-    "Datastore": "trime.memory.retrieval.datastore",
-    "EvictingCache": "trime.models.pretrained.evicting_cache",
-    "External": "trime.memory.training.visibility",
-    "ExternalMemory": "trime.memory.inference.external",
-    "Gaussian": "trime.memory.recall.gaussian",
-    "KNNMemory": "trime.memory.retrieval.datastore",
-    "KVzip": "trime.memory.slots.eviction.kvzip",
-    "KeyNorm": "trime.memory.slots.eviction.key_norm",
-    "LRALast": "trime.memory.slots.eviction.lra_last",
-    "LRAMax": "trime.memory.slots.eviction.lra_max",
-    "LRASum": "trime.memory.slots.eviction.lra_sum",
-    "Local": "trime.memory.training.visibility",
-    "LocalMemory": "trime.memory.inference.local",
-    "Long": "trime.memory.training.visibility",
-    "LongMemory": "trime.memory.inference.long",
-    "Memory": "trime.memory.inference.base",
+    "Clipped": "trime.kv.eviction.score_transform",
+    "Constant": "trime.kv.eviction.initial",
+    "Datastore": "trime.token_memory.search.datastore",
+    "EvictingCache": "trime.kv.evicting_cache",
+    "External": "trime.token_memory.train.visibility",
+    "ExternalMemory": "trime.token_memory.test.external",
+    "Gaussian": "trime.kv.recall.gaussian",
+    "KNNMemory": "trime.token_memory.search.datastore",
+    "KVzip": "trime.kv.eviction.kvzip",
+    "KeyNorm": "trime.kv.eviction.key_norm",
+    "LRALast": "trime.kv.eviction.lra_last",
+    "LRAMax": "trime.kv.eviction.lra_max",
+    "LRASum": "trime.kv.eviction.lra_sum",
+    "Local": "trime.token_memory.train.visibility",
+    "LocalMemory": "trime.token_memory.test.local",
+    "Long": "trime.token_memory.train.visibility",
+    "LongMemory": "trime.token_memory.test.long",
+    "Memory": "trime.token_memory.test.base",
     "MemoryMixture": "trime.scoring.memory_mixture",
-    "Others": "trime.memory.training.visibility",
-    "OwnPosition": "trime.memory.slots.eviction.initial",
-    "Quest": "trime.memory.recall.quest",
-    "Raw": "trime.memory.slots.eviction.score_transform",
-    "Recall": "trime.memory.recall.store",
-    "Sink": "trime.memory.slots.eviction.sink",
-    "SnapKV": "trime.memory.slots.eviction.snapkv",
-    "Softmax": "trime.memory.slots.eviction.score_transform",
+    "Others": "trime.token_memory.train.visibility",
+    "OwnPosition": "trime.kv.eviction.initial",
+    "Quest": "trime.kv.recall.quest",
+    "Raw": "trime.kv.eviction.score_transform",
+    "Recall": "trime.kv.recall.store",
+    "Sink": "trime.kv.eviction.sink",
+    "SnapKV": "trime.kv.eviction.snapkv",
+    "Softmax": "trime.kv.eviction.score_transform",
     "TextMemory": "trime.text_memory.memory",
-    "Window": "trime.memory.inference.base",
+    "Window": "trime.token_memory.test.base",
     "interpolate": "trime.scoring.mixtures.joint",
     "joint_log_prob": "trime.scoring.mixtures.joint",
     "load": "trime.bundle.loaded_model",
-    "pyramid": "trime.memory.slots.budgets.pyramid",
-    "repeats": "trime.memory.slots.eviction.kvzip",
+    "pyramid": "trime.kv.budgets.pyramid",
+    "repeats": "trime.kv.eviction.kvzip",
     "trime_loss": "trime.training.trime_loss",
     "window_of": "trime.scoring.memory_mixture",
 }

@@ -19,7 +19,7 @@ from benchmarks import __main__, external, objective, packing
 from benchmarks.measure import Claim, alternately
 from tests.helpers.decoders import model_of, text_of, tokenizer_of, write_texts
 from tests.helpers.pretrained import save_model
-from trime.memory.retrieval.search import MIN_POINTS_PER_CELL
+from trime.token_memory.search.search import MIN_POINTS_PER_CELL
 
 Bench = Callable[..., dict[str, Any]]
 FEW = "--model tiny --tokens 300 --updates 1 --rounds 1 --window 64 --set index.k=16 segments.length=64 train.plain_share=0"

@@ -14,11 +14,11 @@ import torch
 
 from benchmarks import pays
 from trime.common.types import Contexts, LogMass, Tensor, TokenPosition
-from trime.memory.inference.base import Window
-from trime.memory.inference.ngrams import DocumentNgrams, Ngrams, SuffixArray, TextNgrams
-from trime.memory.retrieval.datastore import Datastore, retrieved_mass
-from trime.memory.retrieval.search import ExactSearch
-from trime.models.layers.attention_cpu import Reach, attend
+from trime.layers.attention_cpu import Reach, attend
+from trime.token_memory.search.datastore import Datastore, retrieved_mass
+from trime.token_memory.search.search import ExactSearch
+from trime.token_memory.test.base import Window
+from trime.token_memory.test.ngrams import DocumentNgrams, Ngrams, SuffixArray, TextNgrams
 
 ORDERS = [1, 2, 3, 5, 9]
 
@@ -39,7 +39,7 @@ def test_counts_of_ngrams() -> None:
     text = pays.zipf_tokens(2000) % 50
     array = SuffixArray.build(text.numpy(), 50, np.array([0, 900, 2000]))
     ours = read(TextNgrams(array, ORDERS), text)
-    with patch("trime.memory.inference.ngrams.counts_in_text", pays.plain_text_counts):
+    with patch("trime.token_memory.test.ngrams.counts_in_text", pays.plain_text_counts):
         assert torch.equal(read(TextNgrams(array, ORDERS), text), ours)
     assert torch.equal(read(pays.CountedNgrams(ORDERS), text), read(DocumentNgrams(ORDERS), text))
 

@@ -23,7 +23,7 @@ from trime.common.io import checksum_of, new_array, to_json, write_json
 from trime.common.numba_kernels import LANES, STEP, lane_sum
 from trime.common.progress import Progress
 from trime.errors import UserError
-from trime.models.layers.attention import MATH_MAX_KEYS, fused_attention
+from trime.layers.attention import MATH_MAX_KEYS, fused_attention
 from trime.report.results import read_run, write_results
 from trime.report.run_result import ScoredRun
 from trime.scoring.loss_sums import LossSums
@@ -91,9 +91,9 @@ def test_attention_is_the_same_in_both_forms(length: int, masked: bool, monkeypa
 
 CODE = """
 import hashlib, torch
-from trime.memory.training.objective.blockwise import blockwise_mass
-from trime.memory.training.objective.blockwise_cpu import entry_masses
-from trime.memory.training.visibility import External, Long
+from trime.token_memory.train.objective.blockwise import blockwise_mass
+from trime.token_memory.train.objective.blockwise_cpu import entry_masses
+from trime.token_memory.train.visibility import External, Long
 from trime.common.types import Contexts, TokenPosition
 
 torch.manual_seed(0)

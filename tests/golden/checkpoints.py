@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.golden.published import ROOT, index
+from trime.layers.heads import AdaptiveSoftmax
 from trime.models.fairseq import network_from_checkpoint, read_checkpoint
-from trime.models.layers.heads import AdaptiveSoftmax
 from trime.models.network import Network
 
 

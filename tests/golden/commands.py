@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trime.memory.training.visibility import External, Local, Long, Visibility
+from trime.token_memory.train.visibility import External, Local, Long, Visibility
 from trime.training.schedules import Cosine, InverseSquareRoot
 
 CRITERIA: dict[str, Callable[[], Visibility]] = {

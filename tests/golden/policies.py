@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from trime.memory.slots.eviction.base import EvictionPolicy
-from trime.memory.slots.eviction.fifo import FIFO
-from trime.memory.slots.eviction.initial import BelowMean, Constant, Initial, OwnPosition
-from trime.memory.slots.eviction.lfa import LFA
-from trime.memory.slots.eviction.lfu import LFU
-from trime.memory.slots.eviction.lra_last import LRALast
-from trime.memory.slots.eviction.lra_max import LRAMax
-from trime.memory.slots.eviction.lra_sum import LRASum
-from trime.memory.slots.eviction.lru import LRU
-from trime.memory.slots.eviction.score_transform import Raw, Softmax
-from trime.memory.slots.eviction.sink import Sink
+from trime.kv.eviction.base import EvictionPolicy
+from trime.kv.eviction.fifo import FIFO
+from trime.kv.eviction.initial import BelowMean, Constant, Initial, OwnPosition
+from trime.kv.eviction.lfa import LFA
+from trime.kv.eviction.lfu import LFU
+from trime.kv.eviction.lra_last import LRALast
+from trime.kv.eviction.lra_max import LRAMax
+from trime.kv.eviction.lra_sum import LRASum
+from trime.kv.eviction.lru import LRU
+from trime.kv.eviction.score_transform import Raw, Softmax
+from trime.kv.eviction.sink import Sink
 
 
 def initial(name_and_arguments: list[Any]) -> Initial:

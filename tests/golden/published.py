@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from trime.models.layers.embeddings import AdaptiveInput
-from trime.models.layers.heads import AdaptiveSoftmax
+from trime.layers.embeddings import AdaptiveInput
+from trime.layers.heads import AdaptiveSoftmax
 
 PAD = 1
 COMPACT = Path(__file__).parent / "vectors"

@@ -13,16 +13,16 @@ from safetensors.torch import save_file
 from tests.golden.checkpoints import network
 from tests.golden.published import PAD, ROOT, arrays, index
 from trime.common.types import Batch
-from trime.memory.inference.base import Memory, Window
-from trime.memory.inference.external import ExternalMemory
-from trime.memory.inference.local import LocalMemory
-from trime.memory.inference.long import LongMemory
-from trime.memory.retrieval.datastore import Datastore, KNNMemory
-from trime.memory.retrieval.search import ExactSearch
-from trime.memory.slots.eviction.fifo import FIFO
+from trime.kv.eviction.fifo import FIFO
 from trime.models.network import Reader
 from trime.scoring.mixture_spec import Interpolation, MixtureSpec
 from trime.scoring.scorer import Scorer
+from trime.token_memory.search.datastore import Datastore, KNNMemory
+from trime.token_memory.search.search import ExactSearch
+from trime.token_memory.test.base import Memory, Window
+from trime.token_memory.test.external import ExternalMemory
+from trime.token_memory.test.local import LocalMemory
+from trime.token_memory.test.long import LongMemory
 
 ENTRIES = index("eval/index.json")
 CASES = {name: case for name, case in ENTRIES.items() if "windows" in case}

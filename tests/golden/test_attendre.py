@@ -13,11 +13,11 @@ import torch
 from tests.golden.memories import description, tensors
 from tests.golden.policies import policy_of
 from tests.golden.published import parametrized
-from trime.memory.slots.bounded import BoundedMemory
-from trime.models.layers.rotary import Rotary, RotaryScore
-from trime.models.pretrained import attendre
-from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.layer_memory import LayerMemory
+from trime.kv import attendre
+from trime.kv.attendre import Attendre
+from trime.kv.bounded import BoundedMemory
+from trime.kv.layer_memory import LayerMemory
+from trime.layers.rotary import Rotary, RotaryScore
 
 RUNS = description("attendre_layer")
 INFINITE = description("lm_infinite")

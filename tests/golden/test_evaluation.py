@@ -17,8 +17,8 @@ from tests.golden.published import ROOT, arrays, assert_near, index, parametrize
 from tests.golden.scored import CASES, encoded, scorer, windows_of
 from tests.golden.texts import stream
 from trime.data.segments import collate, cut, cut_lines
-from trime.memory.inference.evicting import FifoTokenMemory
-from trime.memory.inference.long import LongMemory
+from trime.token_memory.test.evicting import FifoTokenMemory
+from trime.token_memory.test.long import LongMemory
 
 
 @parametrized(

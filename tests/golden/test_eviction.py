@@ -10,14 +10,14 @@ from tests.golden.memories import description, evicted, tensors
 from tests.golden.policies import policy_of
 from tests.golden.published import parametrized
 from trime.common.types import AttentionBlock
-from trime.memory.slots.bounded import BoundedMemory, take_slots
-from trime.memory.slots.eviction.base import EvictionPolicy
-from trime.memory.slots.eviction.initial import Constant
-from trime.memory.slots.eviction.lfa import LFA
-from trime.memory.slots.eviction.lra_last import LRALast
-from trime.memory.slots.eviction.score_transform import Softmax
-from trime.memory.slots.eviction.sink import Sink
-from trime.memory.slots.eviction.snapkv import SnapKV
+from trime.kv.bounded import BoundedMemory, take_slots
+from trime.kv.eviction.base import EvictionPolicy
+from trime.kv.eviction.initial import Constant
+from trime.kv.eviction.lfa import LFA
+from trime.kv.eviction.lra_last import LRALast
+from trime.kv.eviction.score_transform import Softmax
+from trime.kv.eviction.sink import Sink
+from trime.kv.eviction.snapkv import SnapKV
 
 CASES = [(stream, name) for stream, group in description("evict_policies").items() for name in group["policies"]]
 BLOCK = 3  # queries: the policy observes the attention of a step in several blocks

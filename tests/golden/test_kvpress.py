@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from trime.common.types import Ranking
-from trime.memory.slots.bounded import BoundedMemory
-from trime.memory.slots.budgets.ada_kv import AdaKV
-from trime.memory.slots.budgets.pyramid import pyramid
-from trime.memory.slots.eviction.base import EvictionPolicy
-from trime.memory.slots.eviction.kvzip import KVzip
-from trime.memory.slots.eviction.snapkv import SnapKV
-from trime.models.layers.rotary import Rotary
-from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.layer_memory import Columns, LayerMemory
+from trime.kv.attendre import Attendre
+from trime.kv.bounded import BoundedMemory
+from trime.kv.budgets.ada_kv import AdaKV
+from trime.kv.budgets.pyramid import pyramid
+from trime.kv.eviction.base import EvictionPolicy
+from trime.kv.eviction.kvzip import KVzip
+from trime.kv.eviction.snapkv import SnapKV
+from trime.kv.layer_memory import Columns, LayerMemory
+from trime.layers.rotary import Rotary
 
 FOLDER = Path(__file__).parent / "kvpress"
 SETTINGS = json.loads((FOLDER / "settings.json").read_text())

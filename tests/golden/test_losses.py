@@ -19,9 +19,9 @@ from torch import distributed, multiprocessing, nn
 from tests.golden.commands import CRITERIA
 from tests.golden.published import PAD, adaptive_head, arrays, index, names_in, parametrized
 from trime.common.types import Batch, Encoding, positions_of
-from trime.memory.training.distributed import gather_contexts
-from trime.memory.training.in_batch import InBatch
 from trime.models.network import Network
+from trime.token_memory.train.distributed import gather_contexts
+from trime.token_memory.train.in_batch import InBatch
 from trime.training.language_model import LanguageModel, UpdateSettings
 
 INDEX = index("losses/index.json")

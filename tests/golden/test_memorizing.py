@@ -12,14 +12,14 @@ import torch
 
 from tests.golden.memories import description, tensors
 from tests.golden.published import copy, parametrized
-from trime.memory.slots.bounded import MemoryState
-from trime.memory.slots.eviction.fifo import FIFO
+from trime.kv.bounded import MemoryState
+from trime.kv.eviction.fifo import FIFO
+from trime.layers import topk_attention as retrieval
+from trime.layers.sliding import SlidingWindow
+from trime.layers.topk_attention import Table, all_keys, bucket_top, exact_top, search
 from trime.models.backbones.kv_memory import KeyValueMemory
 from trime.models.backbones.memorizing import AttentionConfig, AttentionState, KNNAttention
 from trime.models.backbones.stateful import StatefulTransformerLayer
-from trime.models.layers import topk_attention as retrieval
-from trime.models.layers.sliding import SlidingWindow
-from trime.models.layers.topk_attention import Table, all_keys, bucket_top, exact_top, search
 
 META = description("mt_meta")
 CASES = [name for name in META if "E" not in META[name]["config"]]

@@ -16,14 +16,14 @@ import torch
 
 from tests.golden.memories import ROOT, tensors
 from tests.golden.published import parametrized
-from trime.memory.slots.bounded import BoundedMemory
-from trime.memory.slots.eviction.fifo import FIFO
-from trime.models.pretrained.answering import DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig, greedy
-from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.reader import Hidden, LongReader
-from trime.models.pretrained.rope import RopeDecoder
-from trime.models.pretrained.t5 import T5Encoder
+from trime.common.pretrained import load_pretrained
+from trime.kv.answering import DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig, greedy
+from trime.kv.attendre import Attendre
+from trime.kv.bounded import BoundedMemory
+from trime.kv.eviction.fifo import FIFO
+from trime.kv.reader import Hidden, LongReader
+from trime.kv.rope import RopeDecoder
+from trime.kv.t5 import T5Encoder
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 CONFIGS = {

@@ -8,7 +8,7 @@ import torch
 
 from tests.golden.memories import ROOT, tensors
 from tests.golden.published import parametrized
-from trime.models.layers.sliding import RelativeBias, bucket_of, in_window
+from trime.layers.sliding import RelativeBias, bucket_of, in_window
 
 T5 = tensors("t5_buckets") if (ROOT / "t5_buckets.npz").is_file() else {}
 MASKS = tensors("xl_masks") if (ROOT / "xl_masks.npz").is_file() else {}

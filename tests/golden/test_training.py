@@ -28,7 +28,7 @@ from tests.golden.texts import stream
 from trime.data.batching.published import Published
 from trime.data.module import PlannedLoader
 from trime.data.segments import cut
-from trime.memory.training.in_batch import InBatch
+from trime.token_memory.train.in_batch import InBatch
 from trime.training.language_model import LanguageModel, UpdateSettings
 from trime.training.optimizers import NAG, Adam
 from trime.training.trainer import quiet

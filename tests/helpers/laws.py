@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trime.common.types import Contexts, LogMass, TokenPosition
-from trime.memory.training.visibility import Everything, External, Local, Long, Nothing, Others, Previous, SameDocument
+from trime.token_memory.train.visibility import Everything, External, Local, Long, Nothing, Others, Previous, SameDocument
 
 VISIBILITIES = [Local(), Long(), Previous(), Others(), External(), Everything(), Nothing(), SameDocument()]
 

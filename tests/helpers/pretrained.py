@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from trime.memory.slots.bounded import BoundedMemory
-from trime.memory.slots.eviction.base import EvictionPolicy
-from trime.models.pretrained.answering import DecoderAnswerer, ReadingConfig
-from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.rope import RopeDecoder
+from trime.common.pretrained import load_pretrained
+from trime.kv.answering import DecoderAnswerer, ReadingConfig
+from trime.kv.attendre import Attendre
+from trime.kv.bounded import BoundedMemory
+from trime.kv.eviction.base import EvictionPolicy
+from trime.kv.rope import RopeDecoder
 from trime.models.pretrained.tokenizer import train_word_level
 
 TEXT = ["def wait ( self , timeout ) : return self . lock", "class Lock : pass", "import threading"]

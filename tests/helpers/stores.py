@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import torch
 from safetensors.torch import save_file
 
-from trime.memory.retrieval.index import IndexPart, build_parts, divides_by_cells, split_cells, split_into_parts
+from trime.token_memory.search.index import IndexPart, build_parts, divides_by_cells, split_cells, split_into_parts
 
 KEYS = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
 

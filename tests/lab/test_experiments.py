@@ -24,12 +24,12 @@ from trime.config.check import check_parts, validate
 from trime.data.parallel.base import Parallel
 from trime.errors import UserError
 from trime.lab.runner import run
-from trime.memory.retrieval import index as indices
 from trime.models.network import build_network
 from trime.scoring.rows import rows_of
 from trime.stages import encode
 from trime.stages.graph import Graph
 from trime.stages.preflight import build_graph
+from trime.token_memory.search import index as indices
 
 CONF = ROOT / "conf"
 OTHERS = {*TRANSLATE, "decoder_memory"}  # which needs a model

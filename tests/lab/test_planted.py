@@ -62,7 +62,7 @@ def test_a_stored_model_names_registered_parts_alone(tiny: Tiny, tmp_path: Path)
     run(config)
     folder = Graph(config).model.path()
     content = json.loads((folder / "model.json").read_text())
-    targets = "torch.utils.collect_env.run os.system trime.models.network.save_network trime.models.pretrained.loading.convert"
+    targets = "torch.utils.collect_env.run os.system trime.models.network.save_network trime.common.pretrained.convert"
     calls = [({"_target_": target, "command": "ls"}, {"extra": [{"_target_": target}]}) for target in targets.split()]
     for part, changed in product(["embedding", "backbone", "head"], [*chain(*calls), {"extra": "${oc.env:HOME}"}]):
         other = content | {"model": content["model"] | {part: content["model"][part] | changed}}

@@ -11,10 +11,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import composed
-from trime.common.identity import Free, code_of, identity_of
+from trime.common.identity import MOVED, Free, code_of, fingerprint_of, identity_of, with_current_targets
 from trime.common.io import plain
 from trime.config.compose import compose_config
 from trime.config.help import schema_entries
+from trime.config.registry import EVERY_GROUP, registered_targets
 from trime.lab.artefact import Artefact
 from trime.lab.config_hash import config_hash, without
 from trime.stages.mixture import TuneMixture
@@ -107,7 +108,7 @@ OTHERS = {
     "optimizer._target_": "torch.optim.SGD",
     "trainer.precision": "64-true",
     "index.factory": None,
-    "eviction._target_": "trime.memory.slots.eviction.lru.LRU",
+    "eviction._target_": "trime.kv.eviction.lru.LRU",
 }
 ELSEWHERE = ("small", "answering", "questions", "translation", "train.memory_size", "train.eviction", "test_memories")
 KEPT = ("task", "stages", "mixture.kind", "train.updates", "checkpoint")  # with others of these it is another experiment
@@ -242,6 +243,18 @@ def test_a_result_changes_with_what_it_is_made_from(setting: str) -> None:
     """At any distance: results on test with the model, the datastore and the index that memories search."""
     graphs = [build_graph(compose_config("experiment=trime_ext", "size=tiny", *more)) for more in ((), (setting,))]
     assert len({graph.evaluate.fingerprint for graph in graphs}) == len({graph.tune.fingerprint for graph in graphs}) == 2
+
+
+def test_settings_of_earlier_versions_name_classes_where_they_are_now() -> None:
+    """All that conf/ names and that has moved is found by its first name too, and has the hash that it had by that name."""
+    moved = [target for target in registered_targets(EVERY_GROUP) if target.startswith(tuple(MOVED.values()))]
+    assert len(moved) > 25
+    for target in moved:
+        new = max((place for place in MOVED.values() if target.startswith(place)), key=len)
+        (old,) = (first for first, place in MOVED.items() if place == new)
+        earlier = [{"_target_": old + target.removeprefix(new), "size": 3}]
+        assert with_current_targets(earlier) == [{"_target_": target, "size": 3}]
+        assert fingerprint_of(earlier) == fingerprint_of(with_current_targets(earlier))
 
 
 def test_what_the_hash_depends_on() -> None:

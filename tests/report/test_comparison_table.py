@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 
 from tests.helpers.results import group_of, grouped, made, scored
 from trime.common.types import Contexts, LogMass, TokenPosition
-from trime.memory.inference.base import Window
 from trime.report.bootstrap import difference
 from trime.report.comparison import compare_picture, compare_runs, compare_table, order_table
 from trime.report.groups import group_labels, rank_groups
@@ -21,6 +20,7 @@ from trime.report.run_result import without_paths
 from trime.report.tables import EDGE, run_table, text_notes
 from trime.scoring.loss_sums import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums
 from trime.stages.tune import at_grid_edge
+from trime.token_memory.test.base import Window
 
 
 def test_kept_commands_name_no_places_and_set_runs_apart() -> None:

@@ -10,10 +10,10 @@ import torch
 
 import trime
 from trime.common.types import Contexts, LogMass, Tensor, TokenPosition
-from trime.memory.inference.base import Entries, Memory, Window
 from trime.scoring import scorer
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.scorer import Scorer
+from trime.token_memory.test.base import Entries, Memory, Window
 
 
 def windows() -> Iterator[trime.Window]:

@@ -14,15 +14,15 @@ from omegaconf import DictConfig
 from trime.common.types import LogMass, TokenPosition
 from trime.errors import UserError
 from trime.lab.runner import run
-from trime.memory.inference.base import Window
-from trime.memory.retrieval.datastore import KNNMemory
-from trime.memory.training.visibility import Extent, Local, SameDocument, same
-from trime.models.layers import attention
+from trime.layers import attention
 from trime.scoring.mixtures.experts import History
 from trime.stages import audit as audit_stage
 from trime.stages.audit import audit
 from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
+from trime.token_memory.search.datastore import KNNMemory
+from trime.token_memory.test.base import Window
+from trime.token_memory.train.visibility import Extent, Local, SameDocument, same
 
 Tiny = Callable[..., DictConfig]
 OPTIONS = (

@@ -11,11 +11,11 @@ import pytest
 from omegaconf import DictConfig
 
 from trime.lab.runner import run
-from trime.memory.inference.base import StateScope
 from trime.stages import scoring
 from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
 from trime.stages.scoring import text_parts
+from trime.token_memory.test.base import StateScope
 
 STAGES = "prepare,pack,fit,encode,datastore,tune,evaluate"
 

@@ -24,8 +24,8 @@ import trime
 from tests.conftest import ROOT
 from tests.helpers.decoders import FAMILIES, model_of, sentencepiece_of, take_weights, text_of, tokenizer_of, write_texts
 from trime.common.io import checksum_of, write_json
+from trime.common.pretrained import identity_of_model
 from trime.errors import UserError
-from trime.models.pretrained.loading import identity_of_model
 from trime.text_memory.memory import TextMemory
 from trime.text_memory.segment import DESCRIPTION, TEXTS
 

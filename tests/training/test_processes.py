@@ -20,8 +20,8 @@ from torch import distributed, multiprocessing
 
 from trime.errors import UserError
 from trime.lab.runner import run
-from trime.memory.training.visibility import External, Local, Long, Others
 from trime.stages.graph import Graph
+from trime.token_memory.train.visibility import External, Local, Long, Others
 from trime.training.callbacks import forecast
 from trime.training.callbacks.forecast import MEASURED, WARM_UP
 from trime.training.trainer import run_training

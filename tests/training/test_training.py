@@ -24,14 +24,14 @@ from trime.common import progress
 from trime.common.types import Batch
 from trime.errors import UserError
 from trime.lab.config_hash import config_hash
-from trime.memory.training.in_batch import Drawn, InBatch
-from trime.memory.training.visibility import Local
+from trime.layers.embeddings import AdaptiveInput
+from trime.layers.heads import AdaptiveSoftmax
 from trime.models.backbones.transformer import Transformer, TransformerLayer
-from trime.models.layers.embeddings import AdaptiveInput
-from trime.models.layers.heads import AdaptiveSoftmax
 from trime.models.network import Network
 from trime.stages import graph as plan_module
 from trime.stages.graph import Graph
+from trime.token_memory.train.in_batch import Drawn, InBatch
+from trime.token_memory.train.visibility import Local
 from trime.training.language_model import LanguageModel, UpdateSettings
 
 Tiny = Callable[..., DictConfig]

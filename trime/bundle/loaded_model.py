@@ -14,6 +14,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from trime.common.checks import check_number, shown
+from trime.common.identity import with_current_targets
 from trime.common.io import checksum_of, plain
 from trime.common.urls import local_copy
 from trime.config.check import checked
@@ -38,7 +39,7 @@ def open_bundle(folder: Path, trusted: bool) -> Graph:
     ``trusted``: what it names is imported and called, whatever it is.
     """
     content = read_bundle(folder)
-    config, outputs = content["config"], folder / "artefacts"
+    config, outputs = with_current_targets(content["config"]), folder / "artefacts"
     if not trusted:
         check_targets(folder / BUNDLE, config)
     config["paths"] = {"outputs": str(folder), "data": str(folder / "data")}
@@ -107,7 +108,7 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     file = place / "config.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is neither a run's folder nor a bundle: it holds neither config.yaml nor {BUNDLE}")
-    config: DictConfig = OmegaConf.load(file)  # type: ignore[assignment]
+    config: DictConfig = OmegaConf.create(with_current_targets(plain(OmegaConf.load(file))))
     if config.trainer.precision == "auto" and not torch.cuda.is_available():  # a run of an earlier version
         config.trainer.precision = "32-true"
     outputs, configured = file.parents[3], Path(config.paths.outputs).expanduser()  # of runs/NAME/seedN-HASH/config.yaml

@@ -23,6 +23,17 @@ INSTALLED = tuple(f"{place}/" for place in PLACES if place)
 Free = Annotated[T, "free"]  # a field that cannot change a result, such as a device or a place: no hash contains it
 
 
+MOVED = {  # where classes are that settings of earlier versions name elsewhere
+    "trime.memory.recall.": "trime.kv.recall.",
+    "trime.memory.slots.": "trime.kv.",
+    "trime.memory.training.": "trime.token_memory.train.",
+    "trime.memory.inference.": "trime.token_memory.test.",
+    "trime.memory.retrieval.": "trime.token_memory.search.",
+    "trime.models.layers.": "trime.layers.",
+    "trime.data.questions.babilong.": "trime.data.questions.rooms.",
+}
+
+
 def hashed_fields(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that are not free: declared ``Free[...]``, or by ``free`` in the schema."""
     return {
@@ -61,14 +72,33 @@ def fingerprint_of(content: Any) -> str:
 
 
 def with_code(content: Any) -> Any:
-    """Return plain data in which settings with a ``_target_`` of the user's own also have a hash of its code."""
+    """Return plain data in which settings with a ``_target_`` of the user's own also have a hash of its code.
+
+    A class of this package that has moved has its first name, so that what was made before is found again.
+    """
     if isinstance(content, list | tuple):
         return [with_code(part) for part in content]
     if not isinstance(content, dict):
         return content
-    target = content.get("_target_")
-    code = code_of(target) if isinstance(target, str) else None
-    return {name: with_code(part) for name, part in content.items()} | ({"code": code} if code else {})
+    hashed = {name: with_code(part) for name, part in content.items()}
+    if isinstance(target := content.get("_target_"), str):
+        first = next((old + target.removeprefix(new) for old, new in MOVED.items() if target.startswith(new)), target)
+        hashed |= {"_target_": first} | ({"code": code} if (code := code_of(target)) else {})
+    return hashed
+
+
+def with_current_targets(content: Any) -> Any:
+    """Return plain settings of any version, whose ``_target_`` name classes of this package where they are now."""
+    if isinstance(content, list):
+        return [with_current_targets(part) for part in content]
+    if not isinstance(content, dict):
+        return content
+    current = {name: with_current_targets(part) for name, part in content.items()}
+    if isinstance(target := content.get("_target_"), str):
+        current["_target_"] = next(
+            (new + target.removeprefix(old) for old, new in MOVED.items() if target.startswith(old)), target
+        )
+    return current
 
 
 def code_of(name: str) -> str | None:

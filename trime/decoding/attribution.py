@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from trime.common.types import Float, Int, Tensor
-from trime.memory.inference.base import Entries
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec, scales
+from trime.token_memory.test.base import Entries
 
 
 class Attribution(NamedTuple):

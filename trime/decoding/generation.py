@@ -22,12 +22,12 @@ from trime.decoding.attribution import (
     grid_attribution,
 )
 from trime.errors import UserError
-from trime.memory.inference.base import Entries, Memory, Window
-from trime.models.layers.attention import AttentionTrace
+from trime.layers.attention import AttentionTrace
 from trime.models.network import Network
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec, scales
 from trime.scoring.mixtures.experts import History, stack_masses
 from trime.scoring.scorer import Scorer
+from trime.token_memory.test.base import Entries, Memory, Window
 
 
 @dataclass(frozen=True)

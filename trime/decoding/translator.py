@@ -14,11 +14,11 @@ from trime.data.corpus import Split
 from trime.data.parallel.corpus import ParallelCorpus
 from trime.decoding.attribution import Attribution, expert_distributions, fitted_attribution, grid_attribution
 from trime.decoding.generation import AttributedToken
-from trime.memory.inference.base import Entries
-from trime.memory.retrieval.datastore import KNNMemory
 from trime.models.backbones.encoder_decoder import DecoderCache, EncodedSource, EncoderDecoder
 from trime.models.network import Network
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
+from trime.token_memory.search.datastore import KNNMemory
+from trime.token_memory.test.base import Entries
 from trime.training.hardware import Hardware
 
 StepFunction = Callable[[Int[Tensor, " n"], Int[Tensor, " n"]], Float[Tensor, "n v"]]

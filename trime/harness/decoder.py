@@ -17,12 +17,12 @@ import trime
 from trime.common.checks import check_number, shown
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
-from trime.memory.slots.budgets.ada_kv import AdaKV
-from trime.memory.slots.budgets.pyramid import pyramid as sizes_of_pyramid
-from trime.memory.slots.eviction.base import EvictionPolicy
-from trime.memory.slots.eviction.kvzip import KVzip, repeats
-from trime.models.pretrained.evicting_cache import EvictingCache
-from trime.models.pretrained.rope import key_heads
+from trime.kv.budgets.ada_kv import AdaKV
+from trime.kv.budgets.pyramid import pyramid as sizes_of_pyramid
+from trime.kv.evicting_cache import EvictingCache
+from trime.kv.eviction.base import EvictionPolicy
+from trime.kv.eviction.kvzip import KVzip, repeats
+from trime.kv.rope import key_heads
 
 HEADS = {"together": False, "apart": True, "ada_kv": AdaKV(), "ada_kv_across_layers": AdaKV(across_layers=True)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -55,9 +54,6 @@ def config_hash(config: DictConfig) -> str:
     for part in (content, content["evaluate"], content["datastore"], *own):
         if part.get("dataset"):
             identify_text(part["dataset"])
-    if packaged := content["model"].get("hub"):  # wherever the folder made from the package lies
-        text = json.dumps(content).replace(json.dumps(content["model"]["folder"]), json.dumps(packaged))
-        content = json.loads(text)
     return fingerprint_of(content)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trime.common.choices import THREADS
 from trime.errors import UserError
-from trime.memory.retrieval.ray_cluster import RESTARTS, check_resources, connect
+from trime.token_memory.search.ray_cluster import RESTARTS, check_resources, connect
 
 Advance = Callable[[int], object]  # takes how much work was done since the last call
 MakePart = Callable[[int, Advance], None]  # makes the part with a number

@@ -24,7 +24,7 @@ from trime.models.network import Network, build_network
 PAD = 1  # in every fairseq dictionary
 POSITIONS = 4096  # at least: sinusoids are computed, so windows may be longer than in training
 TRANSLATION_POSITIONS = 1024  # fairseq's default
-PLAIN_INPUT, SOFTMAX = "trime.models.layers.embeddings.PlainInput", "trime.models.layers.heads.Softmax"
+PLAIN_INPUT, SOFTMAX = "trime.layers.embeddings.PlainInput", "trime.layers.heads.Softmax"
 # Arguments that change the forward pass, and the values of them that are supported: most must be off.
 BOTH = ("decoder_learned_pos", "no_token_positional_embeddings", "no_scale_embedding")
 LANGUAGE_MODEL: dict[str, tuple[Any, ...]] = {
@@ -172,14 +172,14 @@ def language_model_config(checkpoint: FairseqCheckpoint) -> dict[str, Any]:
         if not args.get("adaptive_input") or not args.get("tie_adaptive_weights"):
             raise UserError("the checkpoint's adaptive softmax is not tied to an adaptive input, which is not supported")
         embedding = {
-            "_target_": "trime.models.layers.embeddings.AdaptiveInput",
+            "_target_": "trime.layers.embeddings.AdaptiveInput",
             "width": args["decoder_embed_dim"],
             "cutoffs": [*accumulate(map(len, embedding_tables(weights)))][:-1],
             "factor": float(args.get("adaptive_input_factor") or args.get("adaptive_softmax_factor") or 4),
             "pad": PAD,
         }
         tied = bool(args.get("tie_adaptive_proj"))
-        head = {"_target_": "trime.models.layers.heads.AdaptiveSoftmax", "tied_projections": tied, "dropped_in_band": False}
+        head = {"_target_": "trime.layers.heads.AdaptiveSoftmax", "tied_projections": tied, "dropped_in_band": False}
     backbone = {
         "_target_": "trime.models.backbones.transformer.Transformer",
         "layers": args["decoder_layers"],

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from trime.common.io import write_tensors
 from trime.common.types import Batch, Contexts, Encoding, Float, Int, LogMass, Tensor, contexts_of
 from trime.errors import UserError
-from trime.models.layers.attention import AttentionTrace, mean_trace
+from trime.layers.attention import AttentionTrace, mean_trace
 
 INITIAL_GATE_LOGIT = -2.0  # sigmoid(-2) = 0.12: the memories' share before training
 PART = "part"  # marks a file without the frozen weights

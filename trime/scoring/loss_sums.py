@@ -13,8 +13,8 @@ from trime.common.types import Float, Int, Tensor
 from trime.data.corpus import Corpus
 from trime.data.notes import FEW_DOCUMENTS
 from trime.errors import UserError
-from trime.memory.inference.base import Window
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
+from trime.token_memory.test.base import Window
 
 BUCKETS = {"> 10k": 10_000, "1k-10k": 1_000, "100-1k": 100, "10-100": 10, "≤ 10": -1}  # lower bounds, exclusive
 PART_TOKENS, MAX_PARTS = 1024, 200  # tokens of the shortest part, and the largest number of parts

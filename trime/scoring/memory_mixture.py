@@ -21,11 +21,11 @@ from trime.common.checks import (
 )
 from trime.common.types import Contexts, Float, Int, LogMass, Tensor, TokenPosition
 from trime.errors import UserError
-from trime.memory.inference.base import Memory, Window
 from trime.scoring.mixture_spec import FittedMixtureSpec, MassCollector
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import FEWEST_FOLDS, Mixture, folds
 from trime.scoring.scorer import Scorer
+from trime.token_memory.test.base import Memory, Window
 
 VOCABULARY = "vocabulary"  # the name of the model's own part
 TEMPERATURES = [0.25, 0.5, 1.0, 2.0]  # of the experts of each memory, times sqrt(d)

@@ -16,9 +16,9 @@ from typing import ClassVar
 import torch
 
 from trime.common.types import Float, LogMass, Tensor
-from trime.memory.inference.base import Memory, StateScope, Window
 from trime.scoring.mixtures.experts import ExpertMasses, History, Mixture, concat_masses, log_mixture, stack_masses
 from trime.scoring.mixtures.joint import interpolate, joint_log_prob, pool_masses, summed_interpolations
+from trime.token_memory.test.base import Memory, StateScope, Window
 
 
 @dataclass(frozen=True)

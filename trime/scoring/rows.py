@@ -10,9 +10,9 @@ from omegaconf import DictConfig
 
 from trime.common.io import plain
 from trime.errors import UserError
-from trime.memory.inference.base import MemoryTraits
 from trime.scoring.mixture_spec import FittedMixtureSpec, Interpolation, MixtureSpec
 from trime.scoring.scorer import memory_names
+from trime.token_memory.test.base import MemoryTraits
 
 NOT_FITTED = ("none", "joint", "interpolated")  # kinds of mixture without a model to fit
 MixtureSpecs = list[MixtureSpec | FittedMixtureSpec]  # the rows of an experiment

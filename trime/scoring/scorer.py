@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from trime.common.types import Float, LogMass, Tensor
-from trime.memory.inference.base import Memory, Window
 from trime.scoring.mixture_spec import FittedMixtureSpec, FittedScorer, GridScorer, MixtureSpec, scales
+from trime.token_memory.test.base import Memory, Window
 
 Item = TypeVar("Item")
 

@@ -27,12 +27,12 @@ from trime.data.notes import copied_shares
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.lab.stage import Stage
-from trime.memory.inference.base import StateScope, Window
 from trime.models.network import Reader
 from trime.scoring.mixture_spec import FittedMixtureSpec
 from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
 from trime.stages.scoring import build_scorer
+from trime.token_memory.test.base import StateScope, Window
 
 MAX_WINDOWS = 6  # windows of the test text that are altered
 TOLERANCE = 1e-4  # nats: changes by rounding

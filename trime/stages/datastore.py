@@ -30,8 +30,9 @@ from trime.lab.engines import Advance
 from trime.lab.manifest import check_manifest
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.lab.stage import Stage
-from trime.memory.retrieval.datastore import Datastore, Keys, KNNMemory, Shards
-from trime.memory.retrieval.index import (
+from trime.stages.prepare import PreparedText
+from trime.token_memory.search.datastore import Datastore, Keys, KNNMemory, Shards
+from trime.token_memory.search.index import (
     AUTO,
     IndexPart,
     build_parts,
@@ -43,10 +44,9 @@ from trime.memory.retrieval.index import (
     split_cells,
     split_into_parts,
 )
-from trime.memory.retrieval.ivf import CELLS, CENTROIDS, assign_cells, cells_file
-from trime.memory.retrieval.ray_cluster import open_ray_search
-from trime.memory.retrieval.search import ExactSearch, Search, ShardedSearch, recall_of
-from trime.stages.prepare import PreparedText
+from trime.token_memory.search.ivf import CELLS, CENTROIDS, assign_cells, cells_file
+from trime.token_memory.search.ray_cluster import open_ray_search
+from trime.token_memory.search.search import ExactSearch, Search, ShardedSearch, recall_of
 
 log = logging.getLogger(__name__)
 

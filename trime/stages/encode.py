@@ -31,12 +31,12 @@ from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.lab.stage import Stage
-from trime.memory.inference.base import Window
-from trime.memory.retrieval.datastore import Shards, stored_keys, stored_numbers
 from trime.models.network import Reader
 from trime.stages.model_io import CARRIED, ModelSettings, check_positions
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import Portion, Windows
+from trime.token_memory.search.datastore import Shards, stored_keys, stored_numbers
+from trime.token_memory.test.base import Window
 from trime.training.hardware import Hardware
 
 log = logging.getLogger(__name__)

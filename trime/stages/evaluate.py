@@ -20,13 +20,13 @@ from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts, columns_of, grouped, read_part
 from trime.lab.stage import Stage
-from trime.memory.inference.base import Memory, Window
 from trime.scoring.loss_sums import LossSums, TokenMeans, dev_frequency, summarize_row
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
 from trime.stages.scoring import Scoring, build_scorer, text_parts, windows_of
 from trime.stages.tune import TunedRows
+from trime.token_memory.test.base import Memory, Window
 
 
 class TestResults(Artefact):

@@ -17,8 +17,8 @@ from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.stage import Stage
+from trime.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.fairseq import FairseqCheckpoint, network_from_checkpoint, read_checkpoint
-from trime.models.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.network import Network, save_network
 from trime.stages.model_io import write_description
 

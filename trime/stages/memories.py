@@ -21,11 +21,6 @@ from trime.config.check import checked
 from trime.data.segments import document_offsets
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
-from trime.memory.inference.base import Memory, MemoryTraits, StateScope
-from trime.memory.inference.external import ExternalMemory
-from trime.memory.inference.ngrams import Ngrams, SuffixArray, TextNgrams
-from trime.memory.retrieval.datastore import Datastore, check_k
-from trime.memory.retrieval.index import AUTO
 from trime.scoring.rows import MixtureSpecs, traits_of
 from trime.scoring.scorer import memory_names
 from trime.stages.datastore import BuildIndex, ExternalStore, check_faiss, check_index, check_index_factory
@@ -33,6 +28,11 @@ from trime.stages.encode import Encode
 from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.prepare import PreparedText
 from trime.stages.windows import TextWindows
+from trime.token_memory.search.datastore import Datastore, check_k
+from trime.token_memory.search.index import AUTO
+from trime.token_memory.test.base import Memory, MemoryTraits, StateScope
+from trime.token_memory.test.external import ExternalMemory
+from trime.token_memory.test.ngrams import Ngrams, SuffixArray, TextNgrams
 
 FILES = ("text", "order", "starts", "ends")
 SEARCH = ("k", "nprobe", "rescore")  # the settings that decide what a search of the index returns

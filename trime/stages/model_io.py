@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.identity import with_current_targets
 from trime.common.io import plain, write_json
 from trime.config.registry import GROUPS, unregistered
 from trime.data.vocabulary import Vocabulary
@@ -106,7 +107,7 @@ class ModelSettings:
         """Return ``model.json``; UserError where there is none, or it names code outside of the lab's models."""
         file = folder / "model.json"
         try:
-            description = json.loads(file.read_text(encoding="utf-8"))
+            description = with_current_targets(json.loads(file.read_text(encoding="utf-8")))
             parts = [description["model"][name].get("_target_") for name in ("embedding", "backbone", "head")]
             is_complete = all(parts) and isinstance(description["vocabulary"], int) and "trained" in description
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -18,7 +18,6 @@ from trime.config.check import check_parts
 from trime.config.schema import STAGES
 from trime.data.batching.published import Budget
 from trime.errors import UserError, install_command
-from trime.memory.training.visibility import Previous
 from trime.models.backbones.encoder_decoder import EncoderDecoder
 from trime.models.network import Network, build_network
 from trime.report.report_runs import check_report
@@ -31,6 +30,7 @@ from trime.stages.model_io import CARRIED, ModelSettings
 from trime.stages.pretrained import is_pretrained
 from trime.stages.translation.graph import TranslationGraph
 from trime.stages.windows import TextWindows
+from trime.token_memory.train.visibility import Previous
 from trime.training.hardware import Hardware
 from trime.training.trainer import TrainerSettings
 

@@ -13,12 +13,12 @@ from trime.common.parts import build
 from trime.data.corpus import VocabularySource, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.memory.recall.store import Recall
-from trime.memory.slots.bounded import BoundedMemory
-from trime.models.pretrained.answering import Answerer, DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig
-from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.rope import RopeDecoder, per_layer
-from trime.models.pretrained.t5 import T5Encoder
+from trime.kv.answering import Answerer, DecoderAnswerer, EncoderDecoderAnswerer, ReadingConfig
+from trime.kv.attendre import Attendre
+from trime.kv.bounded import BoundedMemory
+from trime.kv.recall.store import Recall
+from trime.kv.rope import RopeDecoder, per_layer
+from trime.kv.t5 import T5Encoder
 from trime.models.pretrained.tokenizer import PieceTokenizer
 from trime.training.hardware import Hardware
 

@@ -13,13 +13,13 @@ from omegaconf import DictConfig
 
 from trime.common.progress import Progress
 from trime.lab.parts import Parts, columns_of, grouped
-from trime.memory.inference.base import StateScope, Window
-from trime.memory.retrieval.datastore import Shards
 from trime.scoring.loss_sums import LossSums
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.scorer import Scorer, memory_names
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
+from trime.token_memory.search.datastore import Shards
+from trime.token_memory.test.base import StateScope, Window
 
 PART = 2**13  # scored tokens of a part, at least
 

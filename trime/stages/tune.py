@@ -21,8 +21,6 @@ from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, columns_of, grouped, read_part
 from trime.lab.stage import RunOutcome, Stage
-from trime.memory.retrieval.datastore import KNNMemory
-from trime.memory.retrieval.search import ExactSearch, recall_of
 from trime.scoring.loss_sums import LossSums, summarize_row
 from trime.scoring.mixture_spec import FittedMixtureSpec, MassCollector, MixtureSpec
 from trime.scoring.mixtures.experts import ExpertMasses, concat_masses
@@ -30,6 +28,8 @@ from trime.scoring.scorer import Scorer, memory_names
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
 from trime.stages.scoring import Scoring, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
+from trime.token_memory.search.datastore import KNNMemory
+from trime.token_memory.search.search import ExactSearch, recall_of
 
 log = logging.getLogger(__name__)
 

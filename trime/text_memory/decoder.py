@@ -18,10 +18,10 @@ import torch
 import xxhash
 
 from trime.common.checks import check_number
+from trime.common.pretrained import device_of, identity_of_model, positions_of, unwrapped
 from trime.common.types import Float, Int, Tensor
 from trime.data.datasets.files import one_line_end, whole_characters
 from trime.errors import UserError
-from trime.models.pretrained.loading import device_of, identity_of_model, positions_of, unwrapped
 from trime.models.pretrained.tokenizer import encode_text, prompt_frame
 
 PROBE = Path(__file__).with_name("probe.txt")  # a text that tells tokenizers apart and gives the scale of contexts

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from trime.common.types import Float, Int, LogMass, Tensor
-from trime.memory.inference.ngrams import places_of_contexts
-from trime.memory.inference.ngrams_cpu import counts_in_document, counts_in_text, followers
-from trime.memory.training.objective.blockwise_cpu import entry_masses
 from trime.scoring.mixtures.experts import ExpertMasses
 from trime.text_memory.index import steady_topk
 from trime.text_memory.segment import Segment, Source
+from trime.token_memory.test.ngrams import places_of_contexts
+from trime.token_memory.test.ngrams_cpu import counts_in_document, counts_in_text, followers
+from trime.token_memory.train.objective.blockwise_cpu import entry_masses
 
 TEXT, DOCUMENT, NEIGHBOURS = "ngram", "document", "knn"
 TEXT_ORDERS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], np.int64)  # context lengths in tokens

@@ -18,13 +18,13 @@ import xxhash
 
 from trime.common.checks import check_in_vocabulary, check_number, shown
 from trime.common.io import read_tensors, write_tensors
+from trime.common.pretrained import device_of
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
 from trime.data.datasets.files import Text
 from trime.data.notes import COPIED
 from trime.data.texts import path_list, read_files, read_texts
 from trime.errors import UserError
-from trime.models.pretrained.loading import device_of
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
 from trime.text_memory.decoder import PROBE, Decoder, as_stored

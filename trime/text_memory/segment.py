@@ -13,8 +13,8 @@ import numpy as np
 
 from trime.common.io import checksum_of, checksum_of_file, new_array, partial_of, write_array, write_json
 from trime.errors import UserError
-from trime.memory.inference.ngrams import SuffixArray
 from trime.text_memory.index import KeyIndex
+from trime.token_memory.test.ngrams import SuffixArray
 
 DESCRIPTION, TEXTS = "documents.json", "texts.bin"
 BETWEEN = b"\xff"  # documents of TEXTS: no byte of UTF-8

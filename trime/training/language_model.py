@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from trime.common.metrics import perplexity
 from trime.common.types import Batch, Contexts, LogMass, Tensor, is_token
 from trime.errors import UserError
-from trime.memory.training.distributed import all_gather_varlen, all_reduce_sum, rank_rows, world_size
-from trime.memory.training.in_batch import InBatch, StaleContexts, local_draw
-from trime.memory.training.in_batch_nearest import NearestInBatch
 from trime.models.network import Network, Reader, shard_weights
 from trime.scoring.mixtures.joint import joint_log_prob, memory_share
+from trime.token_memory.train.distributed import all_gather_varlen, all_reduce_sum, rank_rows, world_size
+from trime.token_memory.train.in_batch import InBatch, StaleContexts, local_draw
+from trime.token_memory.train.in_batch_nearest import NearestInBatch
 from trime.training.schedules import check_scheduler_state, with_schedule
 
 SHOWN = 0.05  # weight of the newest update in the loss that the bar shows

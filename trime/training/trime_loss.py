@@ -17,10 +17,10 @@ from trime.common.checks import (
 )
 from trime.common.types import Contexts, Float, Int, LogMass, Tensor, TokenPosition
 from trime.errors import UserError
-from trime.memory.training.distributed import first_row
-from trime.memory.training.in_batch import InBatch
-from trime.memory.training.visibility import Local, Long, Visibility
 from trime.scoring.mixtures.joint import joint_log_prob
+from trime.token_memory.train.distributed import first_row
+from trime.token_memory.train.in_batch import InBatch
+from trime.token_memory.train.visibility import Local, Long, Visibility
 
 REDUCTIONS = ("mean", "sum", "none")
 IGNORED = -100  # targets that are neither scored nor memory, as in PyTorch's cross_entropy

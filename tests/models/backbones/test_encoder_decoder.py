@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from trime.errors import UserError
+from trime.layers.embeddings import PlainInput
 from trime.models.backbones.encoder_decoder import EncoderDecoder
-from trime.models.layers.embeddings import PlainInput
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from tests.conftest import DEVICE, composed
 from tests.helpers.laws import eq5
 from tests.helpers.stateful import read
 from trime.common.types import Batch, TokenPosition, contexts_of
-from trime.memory.slots.bounded import BoundedMemory
-from trime.memory.slots.eviction.fifo import FIFO
-from trime.memory.training.in_batch import InBatch
-from trime.memory.training.visibility import Previous
+from trime.kv.bounded import BoundedMemory
+from trime.kv.eviction.fifo import FIFO
+from trime.layers.embeddings import PlainInput
+from trime.layers.heads import Softmax
 from trime.models.backbones.srupp import by_steps, recurrence, srupp
 from trime.models.backbones.stateful import StatefulBackbone
-from trime.models.layers.embeddings import PlainInput
-from trime.models.layers.heads import Softmax
 from trime.models.network import Network, build_network
+from trime.token_memory.train.in_batch import InBatch
+from trime.token_memory.train.visibility import Previous
 from trime.training.language_model import LanguageModel, UpdateSettings
 
 WORDS = 40

@@ -13,19 +13,19 @@ from omegaconf import DictConfig
 from tests.conftest import ROOT, composed
 from tests.helpers.stateful import read
 from trime.common.types import Batch
-from trime.memory.slots.bounded import BoundedMemory
-from trime.memory.slots.eviction.base import EvictionPolicy
-from trime.memory.slots.eviction.fifo import FIFO
-from trime.memory.slots.eviction.initial import Constant
-from trime.memory.slots.eviction.lru import LRU
-from trime.memory.slots.eviction.sink import Sink
+from trime.kv.bounded import BoundedMemory
+from trime.kv.eviction.base import EvictionPolicy
+from trime.kv.eviction.fifo import FIFO
+from trime.kv.eviction.initial import Constant
+from trime.kv.eviction.lru import LRU
+from trime.kv.eviction.sink import Sink
+from trime.layers.embeddings import PlainInput
+from trime.layers.sliding import SlidingWindow
+from trime.layers.topk_attention import Table, all_keys, exact_top, search
 from trime.models.backbones.kv_memory import IVFKeyIndex, KeyValueMemory
 from trime.models.backbones.memorizing import AttentionConfig, memorizing_transformer
 from trime.models.backbones.stateful import State, StatefulBackbone
 from trime.models.backbones.transformer_xl import transformer_xl
-from trime.models.layers.embeddings import PlainInput
-from trime.models.layers.sliding import SlidingWindow
-from trime.models.layers.topk_attention import Table, all_keys, exact_top, search
 from trime.models.network import Reader, build_network
 from trime.stages.graph import Graph
 

@@ -15,19 +15,19 @@ from safetensors.torch import load_file
 
 from tests.helpers.decoders import FAMILIES, model_of
 from tests.helpers.pretrained import TEXT, save_model
+from trime.common.pretrained import load_pretrained
 from trime.decoding.generation import Continuation, TextScorer, WindowLengths
 from trime.errors import UserError
+from trime.kv.eviction.fifo import FIFO
+from trime.kv.rope import KINDS
 from trime.lab.runner import run
-from trime.memory.inference.local import LocalMemory
-from trime.memory.slots.eviction.fifo import FIFO
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
-from trime.models.pretrained.loading import load_pretrained
-from trime.models.pretrained.rope import KINDS
 from trime.models.pretrained.tokenizer import PieceTokenizer, encode_text
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.graph import Graph
 from trime.stages.pretrained import model_fingerprint
+from trime.token_memory.test.local import LocalMemory
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 Tiny = Callable[..., DictConfig]

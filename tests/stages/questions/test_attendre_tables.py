@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 
 from tests.conftest import ROOT, composed
 from trime.errors import UserError
+from trime.kv.answering import AnswerSession, greedy
 from trime.lab.runner import run
-from trime.models.pretrained.answering import AnswerSession, greedy
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
 from trime.stages.graph import Graph
 from trime.stages.questions import answer

@@ -20,9 +20,9 @@ from trime.common.io import plain, read_json_lines
 from trime.common.metrics import share_interval
 from trime.data.questions.base import Example, prompt
 from trime.errors import UserError
+from trime.kv.answering import greedy
 from trime.lab.manifest import MANIFEST
 from trime.lab.runner import run
-from trime.models.pretrained.answering import greedy
 from trime.models.pretrained.tokenizer import train_word_level
 from trime.report.answers import cells_of, depth_panels, keys_of, label_runs
 from trime.report.canvas import canvas

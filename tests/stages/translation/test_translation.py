@@ -35,7 +35,6 @@ from trime.errors import UserError
 from trime.lab.engines import Job
 from trime.lab.manifest import MANIFEST
 from trime.lab.runner import run
-from trime.memory.retrieval.datastore import KNNMemory
 from trime.models.network import Network
 from trime.report.bootstrap import bleu_difference, corpus_bleu
 from trime.report.tables import EDGE
@@ -43,6 +42,7 @@ from trime.stages.graph import open_job
 from trime.stages.samples.text_samples import samples_of
 from trime.stages.translation.graph import TranslationGraph
 from trime.stages.translation.translate import Translate, bleu_statistics
+from trime.token_memory.search.datastore import KNNMemory
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
 Tiny = Callable[..., DictConfig]

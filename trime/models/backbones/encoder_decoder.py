@@ -15,9 +15,9 @@ from torch import nn
 
 from trime.common.types import Bool, Encoding, Float, Int, Tensor
 from trime.errors import UserError
+from trime.layers.attention import feed_forward, fused_attention, head_width, split_heads
+from trime.layers.embeddings import PlainInput, sinusoids
 from trime.models.backbones.transformer import FIRST_POSITION
-from trime.models.layers.attention import feed_forward, fused_attention, head_width, split_heads
-from trime.models.layers.embeddings import PlainInput, sinusoids
 
 KEYS = ("g", "f")
 

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from trime.common.types import AttentionBlock, Bool, Float, Int, Tensor
-from trime.memory.retrieval.search import MIN_POINTS_PER_CELL, TRAINING_POINTS_PER_CELL
-from trime.memory.slots.bounded import BoundedMemory, MemoryState
-from trime.memory.slots.eviction.base import AttentionScorePolicy, EvictionPolicy, Summary
-from trime.models.layers.attention import AttentionTrace
-from trime.models.layers.topk_attention import (
+from trime.kv.bounded import BoundedMemory, MemoryState
+from trime.kv.eviction.base import AttentionScorePolicy, EvictionPolicy, Summary
+from trime.layers.attention import AttentionTrace
+from trime.layers.topk_attention import (
     SCORES_PER_BLOCK,
     ScoreCallback,
     SearchKeys,
@@ -28,6 +27,7 @@ from trime.models.layers.topk_attention import (
     search,
     select_candidates,
 )
+from trime.token_memory.search.search import MIN_POINTS_PER_CELL, TRAINING_POINTS_PER_CELL
 
 SEARCHES = {"exact": exact_top, "buckets": bucket_top, "approximate": exact_top, "faiss": exact_top}
 CANDIDATE_SEARCHES = ("approximate", "faiss")  # searches that score some of the entries only

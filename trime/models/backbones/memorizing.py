@@ -16,7 +16,9 @@ import torch
 from torch import nn
 
 from trime.common.types import Bool, Float, Int, Tensor
-from trime.memory.training.distributed import as_full_tensor
+from trime.layers.attention import AttentionTrace, head_width, split_heads
+from trime.layers.embeddings import AdaptiveInput, PlainInput
+from trime.layers.sliding import Cache, RelativeBias, SlidingWindow, sliding_attention
 from trime.models.backbones.kv_memory import KeyValueMemory, KeyValueState
 from trime.models.backbones.stateful import (
     NORMS,
@@ -25,9 +27,7 @@ from trime.models.backbones.stateful import (
     refuse_padding,
     unsharded_zeros,
 )
-from trime.models.layers.attention import AttentionTrace, head_width, split_heads
-from trime.models.layers.embeddings import AdaptiveInput, PlainInput
-from trime.models.layers.sliding import Cache, RelativeBias, SlidingWindow, sliding_attention
+from trime.token_memory.train.distributed import as_full_tensor
 
 
 @dataclass(frozen=True)

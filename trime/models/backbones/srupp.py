@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from trime.common.types import Bool, Float, Int, Tensor
-from trime.memory.slots.bounded import BoundedMemory, MemoryState
-from trime.memory.training.distributed import as_full_tensor
+from trime.kv.bounded import BoundedMemory, MemoryState
+from trime.layers.attention import AttentionTrace, fused_attention, head_width, split_heads
+from trime.layers.embeddings import AdaptiveInput, PlainInput
 from trime.models.backbones import srupp_cpu
 from trime.models.backbones.stateful import (
     StatefulBackbone,
@@ -25,8 +26,7 @@ from trime.models.backbones.stateful import (
     unsharded_zeros,
     update_cache,
 )
-from trime.models.layers.attention import AttentionTrace, fused_attention, head_width, split_heads
-from trime.models.layers.embeddings import AdaptiveInput, PlainInput
+from trime.token_memory.train.distributed import as_full_tensor
 
 HIGHWAY_BIAS = -2.0  # layers pass most of their input through at first
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from trime.common.types import AttentionBlock, Bool, Encoding, Float, Int, Tensor
-from trime.memory.slots.bounded import BoundedMemory, MemoryState, take_slots
-from trime.models.layers.attention import AttentionTrace, feed_forward
-from trime.models.layers.embeddings import AdaptiveInput, PlainInput
+from trime.kv.bounded import BoundedMemory, MemoryState, take_slots
+from trime.layers.attention import AttentionTrace, feed_forward
+from trime.layers.embeddings import AdaptiveInput, PlainInput
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 

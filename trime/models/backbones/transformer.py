@@ -7,8 +7,8 @@ import math
 from torch import nn
 
 from trime.common.types import Bool, Encoding, Float, Int, Tensor
-from trime.models.layers.attention import CausalAttention, feed_forward
-from trime.models.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
+from trime.layers.attention import CausalAttention, feed_forward
+from trime.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
 
 FIRST_POSITION = 2  # the position number of a row's first token, as in fairseq's checkpoints
 

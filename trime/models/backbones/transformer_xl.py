@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from trime.common.types import Bool, Float, Int, Tensor
-from trime.memory.slots.bounded import BoundedMemory, MemoryState
+from trime.kv.bounded import BoundedMemory, MemoryState
+from trime.layers.attention import AttentionTrace, head_width, split_heads
+from trime.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
 from trime.models.backbones.stateful import (
     StatefulBackbone,
     StatefulTransformerLayer,
@@ -22,8 +24,6 @@ from trime.models.backbones.stateful import (
     unsharded_zeros,
     update_cache,
 )
-from trime.models.layers.attention import AttentionTrace, head_width, split_heads
-from trime.models.layers.embeddings import AdaptiveInput, PlainInput, sinusoids
 
 
 class RelativeAttention(nn.Module):

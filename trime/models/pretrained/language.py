@@ -15,16 +15,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from trime.common.choices import CachedKeys, Dtype, Extension, TopKSearch
+from trime.common.pretrained import empty_cache, load_pretrained, model_class, positions_of
 from trime.common.types import Bool, Encoding, Float, Int, LogMass, Tensor
 from trime.errors import UserError, install_command
-from trime.memory.slots.bounded import BoundedMemory, MemoryState
-from trime.models.layers.attention import AttentionTrace
-from trime.models.layers.heads import in_blocks, project_and_pick
-from trime.models.pretrained.attendre import Attendre
-from trime.models.pretrained.layer_memory import repeated
-from trime.models.pretrained.loading import empty_cache, load_pretrained, model_class, positions_of
-from trime.models.pretrained.reader import memories_in_model
-from trime.models.pretrained.rope import KINDS, RopeDecoder, per_layer
+from trime.kv.attendre import Attendre
+from trime.kv.bounded import BoundedMemory, MemoryState
+from trime.kv.layer_memory import repeated
+from trime.kv.reader import memories_in_model
+from trime.kv.rope import KINDS, RopeDecoder, per_layer
+from trime.layers.attention import AttentionTrace
+from trime.layers.heads import in_blocks, project_and_pick
 
 
 class PretrainedDecoder(nn.Module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trime.common.pretrained import check_version
 from trime.errors import UserError
-from trime.models.pretrained.loading import check_version
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from trime.common.pretrained import check_version, load_error
 from trime.errors import UserError
-from trime.models.pretrained.loading import check_version, load_error
 
 UNKNOWN, PADDING, END = "<unk>", "<pad>", "</s>"
 MESSAGE = "xyzzy"  # stands for the text of a prompt in a chat template

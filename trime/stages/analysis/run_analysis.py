@@ -18,14 +18,14 @@ from trime.common.io import to_json, write_json
 from trime.common.metrics import perplexity
 from trime.common.types import Bool, Contexts, Tensor
 from trime.lab.artefact import Artefact, Lab
-from trime.memory.retrieval.datastore import KNNMemory
-from trime.memory.retrieval.search import CachedSearch
 from trime.scoring.loss_sums import BUCKETS, TokenMeans, dev_frequency
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import sizes_of
 from trime.stages.encode import Encode
 from trime.stages.scoring import Scoring, build_scorer, with_progress
 from trime.stages.tune import TunedRows
+from trime.token_memory.search.datastore import KNNMemory
+from trime.token_memory.search.search import CachedSearch
 
 TOKENS = "tokens.jsonl"
 DIGITS = 6  # decimals of probabilities and weights of tokens

@@ -24,7 +24,6 @@ from trime.common.types import Float, Int, Tensor
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, columns_of, grouped, read_part
-from trime.memory.inference.base import Memory, Window
 from trime.scoring.loss_sums import LossSums, TokenMeans, dev_frequency, summarize_row
 from trime.scoring.mixture_spec import FittedMixtureSpec, FittedScorer, MixtureSpec
 from trime.scoring.mixtures.experts import ExpertMasses
@@ -33,6 +32,7 @@ from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.mixture import TuneMixture, sum_by_document
 from trime.stages.scoring import Scoring, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
+from trime.token_memory.test.base import Memory, Window
 
 BINS = 10  # number of bins of tokens by the similarity of the best entry
 

@@ -15,15 +15,15 @@ from trime.common.identity import Free
 from trime.common.io import read_json_lines, to_json, write_atomically, write_json
 from trime.common.metrics import ResourceUsage, Usage, processor_ms
 from trime.common.parts import build
+from trime.common.pretrained import load_pretrained
 from trime.config.schema import Answering
 from trime.data.questions.base import SEPARATOR, Example, Questions, contains_answer, exact_match, prompt, prompt_parts
 from trime.errors import UserError
+from trime.kv.answering import Answerer, greedy
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.config_hash import QUESTION_PLACES, without
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts
-from trime.models.pretrained.answering import Answerer, greedy
-from trime.models.pretrained.loading import load_pretrained
 from trime.models.pretrained.tokenizer import encode_text, load_tokenizer, prompt_frame
 from trime.stages.pretrained import build_answerer, model_fingerprint
 from trime.stages.questions.train_small import batched

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
+from trime.common.pretrained import is_encoder_decoder
 from trime.data.datasets.base import lines_of
 from trime.data.parallel.corpus import ParallelCorpus
 from trime.data.tokenizers import EOS, Tokenizer
@@ -25,7 +26,6 @@ from trime.decoding.generation import (
     top_entries,
 )
 from trime.errors import UserError
-from trime.models.pretrained.loading import is_encoder_decoder
 from trime.scoring.rows import rows_of
 from trime.stages.graph import Graph
 from trime.stages.memories import StoredMemory

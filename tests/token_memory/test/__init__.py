@@ -1,0 +1,1 @@
+"""Tests of trime.token_memory.test."""

@@ -1,1 +1,0 @@
-"""Token memories: what followed contexts similar to the current one."""
