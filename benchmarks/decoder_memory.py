@@ -34,7 +34,7 @@ from trime.report.bootstrap import paired_bootstrap
 from trime.report.canvas import Panel, save_panels
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
-from trime.text_memory.decoder import Decoder, Read
+from trime.text_memory.decoder import Decoder, WindowOutput
 from trime.text_memory.experts import TEMPERATURES, Experts
 from trime.text_memory.memory import FOLDS, NOISE, WEIGHTS, TextMemory
 from trime.text_memory.mixing import mixed
@@ -137,7 +137,7 @@ class Prompted(Decoder):
         numbers = np.argsort(-self.index.get_scores(asked))[:PASSAGES]
         return [torch.from_numpy(self.passages[number].astype(np.int64)) for number in reversed(numbers)]
 
-    def read(self, tokens: Int[Tensor, " _"], logits: bool) -> Iterator[Read]:
+    def read(self, tokens: Int[Tensor, " _"], logits: bool) -> Iterator[WindowOutput]:
         for first in range(0, len(tokens) - 1, self.window):
             begin, end = max(0, first - self.overlap), min(first + self.window, len(tokens) - 1)
             passages = self.best(tokens[max(0, first - WINDOW) : first + 1].tolist())

@@ -24,8 +24,8 @@ from omegaconf import OmegaConf
 
 from benchmarks.kept import kept_in
 from trime.common.metrics import perplexity
-from trime.config.check import written
-from trime.config.fields import described
+from trime.config.check import format_value
+from trime.config.fields import describe_type
 from trime.config.help import about, groups, schema_entries
 from trime.report import bootstrap
 from trime.report.bootstrap import Difference
@@ -280,7 +280,12 @@ def settings(section: str = "") -> list[dict[str, str]]:
     for key, setting in schema_entries().items():
         if not setting.is_section and key.rpartition(".")[0] == section and key not in groups():
             found.append(
-                {"key": key, "default": written(setting.default), "type": described(setting.kind), "help": setting.help}
+                {
+                    "key": key,
+                    "default": format_value(setting.default),
+                    "type": describe_type(setting.kind),
+                    "help": setting.help,
+                }
             )
     return found
 

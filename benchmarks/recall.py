@@ -69,7 +69,7 @@ def after(model: Any, size: int, length: int, recall: int | None) -> trime.Evict
     cache = trime.EvictingCache(model, size, trime.Sink(4), recall=recall)
     begun = 2 * size
     feed(model, cache, torch.randint(2, model.config.vocab_size, (1, begun), device=model.device), begun)
-    for layer in cache.apart():
+    for layer in cache.with_separate_rankings():
         if layer.store is not None:
             shape = (1, length - begun, *layer.columns[0].shape[2:])
             key, value = (torch.randn(shape, dtype=model.dtype) for _ in range(2))
@@ -82,7 +82,7 @@ def after(model: Any, size: int, length: int, recall: int | None) -> trime.Evict
 def keeping(model: Any, length: int, room: int) -> trime.EvictingCache:
     """Return a memory with room for more, which holds all entries of a text that was not read; they are random."""
     cache, config = trime.EvictingCache(model, length + room, trime.FIFO()), model.config
-    for layer in cache.apart():
+    for layer in cache.with_separate_rankings():
         assert layer.filling is not None
         shape = (1, length, config.num_key_value_heads, config.hidden_size // config.num_attention_heads)
         key, value = (torch.randn(shape, dtype=model.dtype, device=model.device) for _ in range(2))

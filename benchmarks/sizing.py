@@ -111,7 +111,7 @@ def small_run(config: DictConfig, entries: int, planned: int, updates: int) -> G
 
 def made(graph: Graph) -> list[tuple[str, Artefact]]:
     """Make all artefacts of a small run, each with its stage; what an interrupted run began is timed from the start."""
-    found = [(stage, artefact) for stage in STAGES for artefact in graph.made_by(stage)]
+    found = [(stage, artefact) for stage in STAGES for artefact in graph.artefacts_of(stage)]
     for _, artefact in found:
         shutil.rmtree(partial_of(artefact.folder), ignore_errors=True)
         artefact.make()

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from tests.conftest import composed
 from trime.common.io import plain
-from trime.config.check import check_parts, checked, validate
+from trime.config.check import check_parts, parse_as, validate
 from trime.config.help import help_text, schema_entries
 from trime.config.schema import Settings
 from trime.errors import UserError
@@ -49,14 +49,14 @@ def malformed(kind: Any) -> list[Any]:
 def test_no_malformed_value_is_accepted() -> None:
     """The message has the whole key, in one line."""
     content, tried = plain(composed()), 0
-    checked(Settings, content)
+    parse_as(Settings, content)
     for key, kind in LEAVES.items():
         *sections, name = key.split(".")
         section = reduce(getitem, sections, content)
         before = section[name]
         for section[name] in malformed(kind):
             with pytest.raises(UserError) as refused:
-                checked(Settings, content)
+                parse_as(Settings, content)
             assert key in str(refused.value) and "\n" not in str(refused.value), (key, section[name], refused.value)
             tried += 1
         section[name] = before

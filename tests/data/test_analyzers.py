@@ -66,7 +66,7 @@ def nearest_lines(folder: Path, analyzer: str, tiny: Callable[..., DictConfig], 
     overrides = [f"dataset.path={folder}/text", f"neighbours.analyzer={analyzer}", f"paths.data={folder}/{analyzer}", *more]
     config = tiny("experiment=trime_ext", "dataset=folder_words", "segments.length=8", "vocabulary.min_count=1", *overrides)
     graph = Graph(config)
-    for artefact in [*graph.made_by("prepare"), *graph.made_by("pack")]:
+    for artefact in [*graph.artefacts_of("prepare"), *graph.artefacts_of("pack")]:
         artefact.make()
     assert graph.pack is not None
     return graph.pack.table()[:, 0].tolist()

@@ -26,7 +26,7 @@ def load_weights(config: DictConfig) -> dict[str, torch.Tensor]:
 def train(config: DictConfig) -> dict[str, torch.Tensor]:
     graph = Graph(config)
     for stage in ("prepare", "pack", "fit"):
-        for artefact in graph.made_by(stage):
+        for artefact in graph.artefacts_of(stage):
             artefact.make()
     return load_weights(config)
 

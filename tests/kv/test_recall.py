@@ -23,7 +23,7 @@ from trime.kv.reader import LongReader
 from trime.kv.recall.base import BlockKey
 from trime.kv.recall.gaussian import Gaussian
 from trime.kv.recall.quest import Quest
-from trime.kv.recall.store import CANDIDATES, REGION, SEARCHED, Asked, EntryStore, Recall
+from trime.kv.recall.store import CANDIDATES, REGION, SEARCHED, EntryStore, Recall, RecallQuery
 from trime.kv.rope import RopeDecoder
 
 LENGTH = 60
@@ -222,13 +222,13 @@ def test_a_store_returns_what_queries_attend_to(key: BlockKey) -> None:
     query[:, 3, 1, 0] = 1.0
     at = torch.tensor([[59] * 5, [-1] * 3 + [59] * 2])
     held, nothing = torch.tensor([[3, 59, -1], [59, 0, -1]]), torch.full((2, 2, 5), -torch.inf)
-    found = store.best(Asked(query, at, nothing), held, DotProducts(1.0), 1.0)
+    found = store.best(RecallQuery(query, at, nothing), held, DotProducts(1.0), 1.0)
     assert found is not None
     assert found[2].tolist() == [[-1, 4, 5], [39, 40, 41]]
     assert torch.equal(found[0][0, 2], keys[0, 5]) and torch.equal(found[1][1, 0], keys[1, 39] + 1)
-    assert store.best(Asked(query, at, nothing), places, DotProducts(1.0), 1.0) is None
+    assert store.best(RecallQuery(query, at, nothing), places, DotProducts(1.0), 1.0) is None
     at[1, 3] = -1
-    (_, _, of) = store.best(Asked(query, at, nothing), held, DotProducts(1.0), 1.0) or (None, None, held)
+    (_, _, of) = store.best(RecallQuery(query, at, nothing), held, DotProducts(1.0), 1.0) or (None, None, held)
     assert of[0].tolist() == [-1, 4, 5] and of[1].tolist() != [39, 40, 41]
 
 
@@ -243,7 +243,7 @@ def test_a_long_text_is_searched_by_its_regions(key: BlockKey) -> None:
     for piece in (slice(0, 13), slice(13, 14), slice(14, 77), slice(77, length)):
         store.write(keys[:, piece], keys[:, piece] + 1, places[:, piece])
     query = torch.tensor([1.0, 0, 0, 0]).expand(2, 1, 2, 4)
-    asked = Asked(query, torch.full((2, 1), length), torch.zeros(2, 2, 1))
+    asked = RecallQuery(query, torch.full((2, 1), length), torch.zeros(2, 2, 1))
     missing = torch.ones(2, length, dtype=torch.bool)
     few = store.candidates(asked, missing, 1.0)
     assert few.shape == (2, CANDIDATES) and 21 in few[0] and length - 2 in few[1]

@@ -293,7 +293,7 @@ def test_time_and_disk_are_forecast(
     config = tiny("experiment=knn_lm", f"paths.outputs={tmp_path}", "datastore.tokens=20k", "evaluate.tokens=20k")
     graph = Graph(config)
     for stage in ("prepare", "fit"):
-        for artefact in graph.made_by(stage):
+        for artefact in graph.artefacts_of(stage):
             artefact.make()
     told = graph.store_of(config) if section == "datastore" else graph.valid
     disk = shutil.disk_usage(tmp_path)

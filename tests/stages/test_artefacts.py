@@ -38,7 +38,7 @@ def test_the_text_of_ngrams_is_prepared_without_a_datastore(
     ]
     config = tiny(*words, f"datastore.dataset.path={text_folder}", f"paths.outputs={tmp_path}/outputs")
     graph = Graph(config)
-    assert not graph.memories.datastores and graph.text_of(config) in graph.made_by("prepare")
+    assert not graph.memories.datastores and graph.text_of(config) in graph.artefacts_of("prepare")
     run(config)
     assert "ngram" in graph.evaluate.rows()[-1]["memories"]
 

@@ -20,7 +20,7 @@ from tests.helpers.browser import in_a_browser, seen_at
 from tests.helpers.runs import SharedRun
 from trime.bundle.loaded_model import load
 from trime.errors import UserError
-from trime.stages.explorer import HOST, Asked, Explorer, app_of, serve
+from trime.stages.explorer import HOST, Explorer, ExplorerRequest, app_of, serve
 
 TEXT = "import os\nimport sys\nfor name in os.listdir ( path ) :\n"
 
@@ -32,7 +32,7 @@ def explorer(language: SharedRun) -> Explorer:
 
 def probabilities(explorer: Explorer, *silent: str, text: str = TEXT) -> list[dict[str, float]]:
     """Return the parts of the probability of each token of a text as the page shows them."""
-    shown = explorer.answer(Asked(text=text, silent=[*silent]))["html"]
+    shown = explorer.answer(ExplorerRequest(text=text, silent=[*silent]))["html"]
     templates = re.findall(r"<template>(.*?)</template>", shown, re.S)
     return [
         {"whole": float(re.search(r"has probability ([\d.]+)\.</p>", one)[1])}  # type: ignore[index]
@@ -61,18 +61,18 @@ def test_memories_are_switched_off_and_on(explorer: Explorer) -> None:
 
 
 def test_a_text_goes_on(explorer: Explorer) -> None:
-    asked = Asked(text=TEXT, write=5)
+    asked = ExplorerRequest(text=TEXT, write=5)
     first, again = explorer.answer(asked), explorer.answer(asked)
     assert first == again and first["text"].startswith(TEXT) and first["said"].startswith("5 tokens written")
     assert first["html"].count("<template>") == 5 and "↵" not in first["text"]
     with pytest.raises(UserError, match="empty"):
-        explorer.answer(Asked(text=""))
+        explorer.answer(ExplorerRequest(text=""))
     with pytest.raises(UserError, match="no memory other"):
-        explorer.answer(Asked(text=TEXT, silent=["other"]))
+        explorer.answer(ExplorerRequest(text=TEXT, silent=["other"]))
 
 
 def test_what_is_typed_is_text(explorer: Explorer) -> None:
-    assert "<script>" not in explorer.answer(Asked(text="<script>alert ( 1 )</script>\n"))["html"]
+    assert "<script>" not in explorer.answer(ExplorerRequest(text="<script>alert ( 1 )</script>\n"))["html"]
 
 
 def test_only_this_machine_is_answered(explorer: Explorer) -> None:

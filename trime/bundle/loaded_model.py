@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from trime.common.checks import check_number, shown
+from trime.common.checks import check_number, short_repr
 from trime.common.identity import with_current_targets
 from trime.common.io import checksum_of, plain
 from trime.common.urls import local_copy
-from trime.config.check import checked
+from trime.config.check import parse_as
 from trime.config.paths import make_absolute
 from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
 from trime.config.schema import Generate
@@ -97,7 +97,7 @@ def load(folder: str | Path, trusted: bool = False) -> LoadedModel:
     of your own. Raises UserError if the folder is neither, or if its artefacts are gone.
     """
     if not isinstance(folder, str | Path):
-        raise UserError(f"load takes the folder of a run or a bundle, not {shown(folder)}")
+        raise UserError(f"load takes the folder of a run or a bundle, not {short_repr(folder)}")
     place = Path(os.path.abspath(local_copy(folder)))
     if len(place.parents) < 3 or not (place.parents[2] / "artefacts").is_dir():  # it may be a link to a run; or runs/ is one
         place = place.resolve()
@@ -129,14 +129,14 @@ class LoadedModel:
         generate = self.graph.config.generate
         if unknown := settings.keys() - generate.keys():
             raise UserError(f"there is no setting {', '.join(sorted(unknown))}: choose from {', '.join(generate)}")
-        checked(Generate, plain(generate) | settings, "generate")
+        parse_as(Generate, plain(generate) | settings, "generate")
         self.writer.restart(settings)
         return self.writer
 
     def score(self, texts: str | Iterable[str]) -> list[list[GeneratedToken]]:
         """Return each text's tokens, with the probability of each after the ones before and its parts by memory."""
         if not isinstance(texts, Iterable):
-            raise UserError(f"texts={shown(texts)}: pass a text, or several")
+            raise UserError(f"texts={short_repr(texts)}: pass a text, or several")
         return [self.writer.score(self.token_ids(text)) for text in ([texts] if isinstance(texts, str) else texts)]
 
     def token_ids(self, text: str) -> list[int]:
@@ -177,7 +177,7 @@ class LoadedModel:
         check_number("seed", seed, whole=True)
         ends = [until] if isinstance(until, str) else until
         if not isinstance(ends, Sequence) or not all(isinstance(end, str) for end in ends):
-            raise UserError(f"until={shown(until)}: pass a text, or several")
+            raise UserError(f"until={short_repr(until)}: pass a text, or several")
         ends = [end for end in ends if end]
         writer = self.start(max_new_tokens=max_new_tokens, **settings)
         writer.continuation.read(self.token_ids(prompt))

@@ -29,19 +29,19 @@ def check_number(
     if not (low_fits and (at_most is None or value <= at_most)):
         bounds = (("at least", at_least), ("above", above), ("at most", at_most))
         limits = " and ".join(f"{word} {limit:g}" for word, limit in bounds if limit is not None)
-        raise UserError(f"{name}={shown(value)}: it must be a {'whole ' * whole}number{' ' * bool(limits)}{limits}")
+        raise UserError(f"{name}={short_repr(value)}: it must be a {'whole ' * whole}number{' ' * bool(limits)}{limits}")
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raise UserError unless ``value`` is one of ``choices``."""
     if not (isinstance(value, str) and value in choices):
-        raise UserError(f"{name}={shown(value)}: choose one of {', '.join(choices)}")
+        raise UserError(f"{name}={short_repr(value)}: choose one of {', '.join(choices)}")
 
 
 def check_object(name: str, value: Any, kind: Any, example: str) -> None:
     """Raise UserError unless ``value`` is an object of a class or protocol, as ``example`` is; a class is none."""
     if isinstance(value, type) or not isinstance(value, kind):
-        raise UserError(f"{name}={shown(value)}: pass an object, such as {example}")
+        raise UserError(f"{name}={short_repr(value)}: pass an object, such as {example}")
 
 
 def check_floats(name: str, value: Any, axes: int) -> None:
@@ -81,7 +81,7 @@ def check_broadcast(**tensors: torch.Tensor) -> None:
     """Raise UserError unless all tensors are of floats, on one device, and their shapes broadcast; on the CPU also for NaN."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            raise UserError(f"{name}={shown(tensor)}: it must be a tensor of floating-point numbers")
+            raise UserError(f"{name}={short_repr(tensor)}: it must be a tensor of floating-point numbers")
         if not tensor.is_cuda and tensor.isnan().any():  # a GPU would be waited for, in each update
             raise UserError(f"{name} holds NaN: see what computed it")
     check_device(**tensors)
@@ -99,7 +99,7 @@ def check_in_vocabulary(name: str, tokens: torch.Tensor, vocabulary: int) -> Non
         raise UserError(f"{name} has token {int(outside[0])}, but the logits are of tokens 0 to {vocabulary - 1}")
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return a value for a message: a tensor by its shape, anything else as Python writes it, shortened to one line."""
     text = f"tensor of shape {[*value.shape]}" if isinstance(value, torch.Tensor) else repr(value)
     return " ".join(text.split())[:80]

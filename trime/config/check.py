@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import is_typeddict
 
-from trime.config.fields import described
+from trime.config.fields import describe_type
 from trime.config.schema import Settings
 from trime.errors import UserError
 
@@ -34,7 +34,7 @@ def validate(config: DictConfig) -> Settings:
         content = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:  # a choice refers to a setting that another choice lacks
         raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}: choose parts that go together") from None
-    return checked(Settings, content)
+    return parse_as(Settings, content)
 
 
 @cache
@@ -45,7 +45,7 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def checked(kind: Any, content: Any, place: str = "") -> Any:
+def parse_as(kind: Any, content: Any, place: str = "") -> Any:
     """Return plain data as a value of a type; UserError that names the setting, below ``place``, and what it must be."""
     from pydantic import ValidationError
 
@@ -64,7 +64,7 @@ def checked(kind: Any, content: Any, place: str = "") -> Any:
         else:
             break
         names, value = [*names, name], value.get(name) if isinstance(value, dict) else value
-    raise UserError(f"{'.'.join(names)}={written(value)}: it must be {described(kind)}")
+    raise UserError(f"{'.'.join(names)}={format_value(value)}: it must be {describe_type(kind)}")
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
@@ -81,11 +81,11 @@ def no_setting(key: str, known: typing.Iterable[str]) -> str:
     return f"there is no setting {key}" + (f": is it {'.'.join([*sections, near[0]])}?" if near else "")
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as the command line has it."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
-    return f"[{','.join(map(written, value))}]" if isinstance(value, list) else str(value)
+    return f"[{','.join(map(format_value, value))}]" if isinstance(value, list) else str(value)
 
 
 def check_parts(settings: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def check_argument(key: str, value: Any, hint: Any) -> None:
         TypeAdapter(hint).validate_json(json.dumps(value), strict=True)
     except ValidationError:
         if value is not None or str not in (*typing.get_args(hint), hint):  # a text that is needed is asked for when it is used
-            raise UserError(f"{key}={written(value)}: it must be {described(hint)}") from None
+            raise UserError(f"{key}={format_value(value)}: it must be {describe_type(hint)}") from None
     except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation):
         if isinstance(value, dict):  # an object of a class that pydantic does not know
             names = ", ".join(f"{key}.{name}" for name in value) or key

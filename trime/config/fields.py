@@ -24,7 +24,7 @@ FILLED = MinLen(1)
 
 
 @dataclass(frozen=True)
-class Read:
+class Coerce:
     """A value is read by ``function`` before its type is checked; a ValueError of it refuses the value. ``words`` say so."""
 
     function: Callable[[Any], Any]
@@ -67,12 +67,12 @@ Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 Dropout = Annotated[float, Ge(0), Lt(1)]
-Tokens = Annotated[int, Ge(1), Read(read_tokens, " (or as 500, 30k, 1.5M)")]
-Folder = Annotated[str, Read(matching(r"(?!\w+://).+"), ", a folder of this machine or of a disk that it has mounted")]
-Name = Annotated[str, Read(matching(r"[^./\0][^/\0]*"), ", a name rather than a path")]
-Address = Annotated[str, Read(matching(r"auto|.+:.+"), ", auto or HOST:PORT")]
+Tokens = Annotated[int, Ge(1), Coerce(read_tokens, " (or as 500, 30k, 1.5M)")]
+Folder = Annotated[str, Coerce(matching(r"(?!\w+://).+"), ", a folder of this machine or of a disk that it has mounted")]
+Name = Annotated[str, Coerce(matching(r"[^./\0][^/\0]*"), ", a name rather than a path")]
+Address = Annotated[str, Coerce(matching(r"auto|.+:.+"), ", auto or HOST:PORT")]
 Part = dict[str, Any]  # what a file of a group describes: its ``_target_`` and the arguments of that
-RISING = Read(check_rising, " from the lowest to the highest")
+RISING = Coerce(check_rising, " from the lowest to the highest")
 
 
 STRICT: Any = {"strict": True, "extra": "forbid", "allow_inf_nan": False}  # nothing is converted, and other keys are refused
@@ -120,23 +120,23 @@ def free_settings(kind: type, place: str = "") -> list[str]:
     return keys
 
 
-def described(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """Return what a value of a type must be, to follow "it must be"."""
     origin, inner = get_origin(kind) or kind, get_args(kind)
     if origin is Annotated:
         rules = inner[1:]
         limits = [f"{word} {getattr(rule, name):g}" for rule in rules for name, word in BOUNDS.items() if hasattr(rule, name)]
         filled = " of at least one value" * any(isinstance(rule, MinLen) for rule in rules)
-        words = "".join(rule.words for rule in rules if isinstance(rule, Read))
-        head, comma, rest = described(inner[0]).partition(",")
+        words = "".join(rule.words for rule in rules if isinstance(rule, Coerce))
+        head, comma, rest = describe_type(inner[0]).partition(",")
         return f"{head}{filled}{' ' * bool(limits)}{' and '.join(limits)}{comma}{rest}{words}"
     if origin in (Union, types.UnionType):
-        return " or ".join(map(described, inner))
+        return " or ".join(map(describe_type, inner))
     if origin is Literal:
         *first, last = map(str, inner)
         return f"{', '.join(first)} or {last}" if first else last
     if origin is list:
-        return f"a list, each {described(inner[0])}" if inner and inner[0] is not Any else "a list"
+        return f"a list, each {describe_type(inner[0])}" if inner and inner[0] is not Any else "a list"
     if origin is NotRequired:
-        return described(inner[0])
+        return describe_type(inner[0])
     return WORDS.get(origin, "a section, as {KEY: VALUE}")

@@ -12,8 +12,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trime.config.check import written
-from trime.config.fields import described
+from trime.config.check import format_value
+from trime.config.fields import describe_type
 from trime.config.folder import CONF
 from trime.config.schema import Settings
 from trime.errors import UserError
@@ -117,7 +117,7 @@ def lines_of_settings(topic: str, known: dict[str, Entry]) -> Iterator[str]:
         if key == topic and entry.is_section:
             yield f"{key}: {entry.help}"
         elif f"{key}.".startswith(f"{topic}.") and not entry.is_section:
-            yield f"  {key}={written(entry.default)}  {entry.help} ({described(entry.kind)})"
+            yield f"  {key}={format_value(entry.default)}  {entry.help} ({describe_type(entry.kind)})"
 
 
 def lines_of_group(topic: str, chosen: dict[str, dict[str, Path]]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from trime.common.checks import check_number, shown
+from trime.common.checks import check_number, short_repr
 from trime.data.bm25 import index_of, nearest, self_ranges
 from trime.data.corpus import Split
 from trime.data.segments import Segments
@@ -103,7 +103,9 @@ class BM25:
             raise UserError("segments is empty: BM25 needs at least one segment")
         for number, segment in enumerate(segments):
             if not isinstance(segment, np.ndarray) or segment.ndim != 1 or segment.dtype.kind not in "iu":
-                raise UserError(f"segment {number} is {shown(segment)}: it must be a one-dimensional array of token numbers")
+                raise UserError(
+                    f"segment {number} is {short_repr(segment)}: it must be a one-dimensional array of token numbers"
+                )
             if len(segment) and not 0 <= segment.min() <= segment.max() < 2**31:
                 raise UserError(f"segment {number} has tokens {segment.min()} to {segment.max()}: they must be below 2^31")
         self.segments = len(segments)

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trime.common.checks import shown
+from trime.common.checks import short_repr
 from trime.data.datasets.base import printable
 from trime.data.datasets.files import Text, entries_of, find_texts, in_words, not_text, one_line_end, read_file
 from trime.errors import UserError
@@ -26,7 +26,7 @@ def path_list(paths: Any) -> list[Path]:
     """Return one path, or several, as a list; UserError for anything else."""
     several = [paths] if isinstance(paths, str | Path) else [*paths] if isinstance(paths, Iterable) else [None]
     if not all(isinstance(path, str | Path) for path in several):
-        raise UserError(f"{shown(paths)} is no path, nor several: pass files or folders, as str or Path")
+        raise UserError(f"{short_repr(paths)} is no path, nor several: pass files or folders, as str or Path")
     return [*map(Path, several)]
 
 

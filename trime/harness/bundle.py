@@ -13,7 +13,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
 from trime.bundle.loaded_model import load
-from trime.common.checks import check_number, shown
+from trime.common.checks import check_number, short_repr
 from trime.errors import UserError
 
 FOLLOWED = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "seed")
@@ -104,7 +104,7 @@ def generation_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         task = dict(normalize_gen_kwargs(given))
     except (TypeError, ValueError) as error:
-        raise UserError(f"the task's settings {shown(settings)} are not those of a generation ({error})") from None
+        raise UserError(f"the task's settings {short_repr(settings)} are not those of a generation ({error})") from None
     for name, value in task.items():
         if name not in FOLLOWED and value not in NEUTRAL.get(name, ()):
             raise UserError(f"the task sets {name}={value}, which trime does not follow: it follows {', '.join(FOLLOWED)}")

@@ -14,7 +14,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 import trime
-from trime.common.checks import check_number, shown
+from trime.common.checks import check_number, short_repr
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.kv.budgets.ada_kv import AdaKV
@@ -73,7 +73,9 @@ class TrimeHF(HFLM):  # type: ignore[misc]
         try:
             self.policy = kind(**policy_settings or {})
         except TypeError as error:
-            raise UserError(f"policy_settings={shown(policy_settings)}: {kind.__name__} does not take them ({error})") from None
+            raise UserError(
+                f"policy_settings={short_repr(policy_settings)}: {kind.__name__} does not take them ({error})"
+            ) from None
         if memory and str(settings.get("batch_size")).startswith("auto"):
             raise UserError("batch_size=auto tries sizes without a memory: name a number, such as --batch_size 1")
         super().__init__(pretrained=pretrained, **settings)

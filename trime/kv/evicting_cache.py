@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import torch
 
-from trime.common.checks import check_number, check_object, shown
+from trime.common.checks import check_number, check_object, short_repr
 from trime.common.choices import Extension
 from trime.common.io import locked, read_tensors, remove_half_written, write_tensors
 from trime.common.pretrained import check_version, device_of, identity_of_model, positions_of, unwrapped
@@ -192,7 +192,7 @@ class EvictingCache(LayerMemories, Cache):
                 raise UserError(
                     "attention_mask changes what was read: of earlier tokens only a row's newest can be hidden later"
                 )
-            for layer in self.apart():
+            for layer in self.with_separate_rankings():
                 layer.forget(earlier.sum(1).to(layer.columns[0].device))
         self.mask = None if bool(mask.all()) else mask
         return (mask.long().cumsum(1) - 1).masked_fill(~mask, -1)[:, before:]
@@ -242,7 +242,7 @@ class EvictingCache(LayerMemories, Cache):
 
     def cut(self, sizes: list[int]) -> None:
         """Evict all but the best entries of each layer, or of each head with a share of its own."""
-        layers = self.apart()
+        layers = self.with_separate_rankings()
         filled = layers[0].filled if self.rows else 0
         if self.budget is None or filled <= min(sizes):
             self.resize(sizes)
@@ -331,7 +331,9 @@ class EvictingCache(LayerMemories, Cache):
         if not self.rows:
             raise UserError("the cache has read nothing yet: let it read a text before it is saved")
         tensors = {
-            f"{number} {name}": tensor for number, layer in enumerate(self.apart()) for name, tensor in layer.tensors().items()
+            f"{number} {name}": tensor
+            for number, layer in enumerate(self.with_separate_rankings())
+            for name, tensor in layer.tensors().items()
         }
         if self.mask is not None:
             tensors["mask"] = self.mask
@@ -376,11 +378,11 @@ class EvictingCache(LayerMemories, Cache):
             "dtype": str(self.model().dtype),
             "size": self.sizes,
             "top_k": [memory.top_k for memory in layers],
-            "policy": described(layers[0].keys.policy),
+            "policy": describe_part(layers[0].keys.policy),
             "chunk": self.chunk,
-            "heads": [self.memories[0].heads, described(self.budget)],
+            "heads": [self.memories[0].heads, describe_part(self.budget)],
             "position": self.extension,
-            "recall": recall and [recall.block, described(recall.key)],
+            "recall": recall and [recall.block, describe_part(recall.key)],
         }
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -398,11 +400,11 @@ def is_text(output: Int[Tensor, "b l"], config: Any) -> Int[Tensor, "b l"]:
     return (~behind | (first & is_end)).long()
 
 
-def described(part: Any) -> str:
+def describe_part(part: Any) -> str:
     """Return an object's class and settings as text, those of the objects in it too."""
     if not hasattr(part, "__dict__"):
         return repr(part)
-    settings = ", ".join(f"{name}={described(value)}" for name, value in sorted(vars(part).items()))
+    settings = ", ".join(f"{name}={describe_part(value)}" for name, value in sorted(vars(part).items()))
     return f"{type(part).__name__}({settings})"
 
 
@@ -419,7 +421,7 @@ def check_settings(size: Any, top_k: Any, chunk: Any, recall: Any, per_head: Any
     if recall is not None and not isinstance(recall, Recall):
         check_number("recall", recall, at_least=1, whole=True)
     if not isinstance(per_head, bool | AdaKV):
-        raise UserError(f"per_head={shown(per_head)}: choose False, True or AdaKV()")
+        raise UserError(f"per_head={short_repr(per_head)}: choose False, True or AdaKV()")
 
 
 def without_adapter(model: Any) -> Any:
@@ -453,7 +455,7 @@ def check_attention(model: Any) -> None:
 READING: ContextVar[EvictingCache | None] = ContextVar("READING", default=None)
 
 
-class Turn:
+class ModelLock:
     """The right to call a model, which one thread has at a time: a call with a cache replaces the model's attention."""
 
     def __init__(self) -> None:
@@ -482,7 +484,7 @@ class Turn:
         self.lock.release()
 
 
-TURNS: weakref.WeakKeyDictionary[Any, Turn] = weakref.WeakKeyDictionary()
+TURNS: weakref.WeakKeyDictionary[Any, ModelLock] = weakref.WeakKeyDictionary()
 MENDING = threading.Lock()  # for one of those who wait
 CALL = torch.nn.Module.__call__.__code__
 
@@ -505,7 +507,7 @@ def is_generating() -> bool:
     return frame is not None
 
 
-def given(args: Any, kwargs: dict[str, Any]) -> Tensor:
+def call_input(args: Any, kwargs: dict[str, Any]) -> Tensor:
     """Return the tokens [b l], or their embeddings [b l d], that the model is called with."""
     return next(x for x in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
 
@@ -520,7 +522,7 @@ def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def begin(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """Take the turn, and prepare the cache; ``memory_position``: where it reads, if no mask tells it."""
-    turn = TURNS.setdefault(stack, Turn())
+    turn = TURNS.setdefault(stack, ModelLock())
     turn.take(stack)
     cache = kwargs.get("past_key_values")
     if not isinstance(cache, EvictingCache):
@@ -530,7 +532,7 @@ def begin(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str,
         raise UserError(f"the cache has {layers} layers and the model {of_model}: make it with EvictingCache(model, …)")
     if kwargs.get("output_attentions", stack.config.output_attentions):
         raise UserError("an EvictingCache returns no attention weights: call the model without output_attentions")
-    tokens = given(args, kwargs)
+    tokens = call_input(args, kwargs)
     if not tokens.shape[1]:
         raise UserError(
             "nothing follows what the cache has read: pass generate the text and its question, cache.inputs(question)"
@@ -576,7 +578,7 @@ def end(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if missing:
             raise UserError(f"{type(stack).__name__} is not supported: some of its layers have attention of their own")
         cache.seen += cache.position.shape[1]
-        tokens = given(args, kwargs)
+        tokens = call_input(args, kwargs)
         cache.tokens = None if cache.tokens is None or tokens.is_floating_point() else (*cache.tokens, tokens)
 
 

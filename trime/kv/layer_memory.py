@@ -17,7 +17,7 @@ from trime.common.types import AttentionBlock, Bool, Float, Int, Ranking, Tensor
 from trime.kv.attendre import HALF, Attendre, copy_scores_from
 from trime.kv.bounded import MemoryState, SlotWrites
 from trime.kv.filling import DotProducts, Filling, Queries
-from trime.kv.recall.store import Asked, EntryStore, Recall
+from trime.kv.recall.store import EntryStore, Recall, RecallQuery
 from trime.layers.attention import AttentionTrace, hide_
 from trime.layers.topk_attention import masked_softmax
 
@@ -249,7 +249,7 @@ class LayerMemory:
         query, at = (column[:, asking] for column in queries)
         local = hide_(self.score(query, at, key, of), ~visible[:, :, asking]).logsumexp(-1)
         assert self.store is not None
-        return self.store.best(Asked(query, at, local), of, self.score, self.products.scale_of(query))
+        return self.store.best(RecallQuery(query, at, local), of, self.score, self.products.scale_of(query))
 
     def read(
         self, columns: Columns, position: Int[Tensor, "b l"], has_padding: bool, own: OwnAttention | None
@@ -408,10 +408,10 @@ class LayerMemories:
 
     def positions(self, layer: int) -> Int[Tensor, "b m"]:
         """Return the positions of a layer's entries, -1 for empty slots: what it still remembers of the text."""
-        return self.apart()[layer].positions()
+        return self.with_separate_rankings()[layer].positions()
 
     def kept(self) -> list[Int[Tensor, "b m"]]:
-        return [layer.positions() for layer in self.apart()]
+        return [layer.positions() for layer in self.with_separate_rankings()]
 
     def traces(self) -> list[AttentionTrace]:
         """Return the attention of the last query of each layer, where it is recorded."""
@@ -422,7 +422,7 @@ class LayerMemories:
         """Prepare the layers for tokens at these positions, -1 for padding, which they read one after another."""
         self.position, self.has_padding = position, has_padding
         if position.shape[1] > 1 or torch.is_grad_enabled() or not self.are_alike:
-            self.apart()
+            self.with_separate_rankings()
             return
         if self.decoding is None:
             states = [layer.full for layer in self.memories if layer.full is not None]
@@ -437,7 +437,7 @@ class LayerMemories:
             return self.memories[index].decode(columns, self.decoding, index, own)
         return self.memories[index].read(columns, self.position.to(columns[0].device), self.has_padding, own)
 
-    def apart(self) -> list[LayerMemory]:
+    def with_separate_rankings(self) -> list[LayerMemory]:
         """Return the layers, each with a ranking of its own, also where the last token was decoded by all together."""
         if self.decoding is not None:
             for layer, ranking in zip(self.memories, self.decoding.rankings(), strict=True):
@@ -447,7 +447,7 @@ class LayerMemories:
 
     def take_rows(self, rows: Int[Tensor, " r"]) -> None:
         """Continue with copies of these rows, in this order; repeats allowed."""
-        for layer in self.apart():
+        for layer in self.with_separate_rankings():
             layer.take_rows(rows)
 
     def with_layers(self, layers: list[LayerMemory]) -> LayerMemories:
@@ -458,7 +458,7 @@ class LayerMemories:
 
     def fork(self, rows: Int[Tensor, " r"]) -> LayerMemories:
         """Return memories of these rows; what either reads from now on is its own."""
-        other = self.with_layers([copy.copy(layer) for layer in self.apart()])
+        other = self.with_layers([copy.copy(layer) for layer in self.with_separate_rankings()])
         other.take_rows(rows)
         return other
 
@@ -472,20 +472,20 @@ class LayerMemories:
 
     def resize(self, sizes: list[int]) -> None:
         """Give the layers other sizes: of a smaller one, its policy's best entries stay."""
-        for layer, size in zip(self.apart(), sizes, strict=True):
+        for layer, size in zip(self.with_separate_rankings(), sizes, strict=True):
             layer.resize(size)
 
     def extend(self, tokens: int) -> None:
         """Make room for further ``tokens``, such as an answer, so that they evict nothing."""
-        for layer in self.apart():
+        for layer in self.with_separate_rankings():
             layer.resize(layer.memory.keys.size + tokens)
 
     def rescore_with_question(self, tokens: int, read: Callable[[LayerMemories], object]) -> None:
         """Let ``tokens`` of a question attend to all entries, and take the scores that these have after it."""
         # The copies have room for the question, so that it evicts nothing; they are forgotten, and only scores are taken over.
-        other = self.with_layers([layer.with_room(tokens) for layer in self.apart()])
+        other = self.with_layers([layer.with_room(tokens) for layer in self.with_separate_rankings()])
         read(other)
-        for layer, larger in zip(self.memories, other.apart(), strict=True):
+        for layer, larger in zip(self.memories, other.with_separate_rankings(), strict=True):
             layer.take_scores(larger)
 
 

@@ -86,7 +86,7 @@ def check_text_exists(words: list[str]) -> None:
                 raise UserError(f"{key}={path}: there is no file or folder of that name")
 
 
-def is_about_runs(words: list[str]) -> bool:
+def is_housekeeping(words: list[str]) -> bool:
     """Return whether a command only lists or deletes finished runs, which needs nothing that trains, nor a sweep."""
     stages = [re.fullmatch(r"stages=\[([\w, ]+)\]", word) for word in words if word.startswith("stages=")]
     named = {name.strip() for found in stages if found for name in found[1].split(",")}
@@ -94,7 +94,7 @@ def is_about_runs(words: list[str]) -> bool:
     return len(stages) == 1 and bool(named) and named <= {"list", "disk", "prune"} and not others
 
 
-def look_after(words: list[str]) -> int:
+def run_housekeeping(words: list[str]) -> int:
     """Run a command that is about finished runs alone, composed once and without Hydra's job; return the exit status."""
     from trime.lab.storage import DISK, LIST, PRUNE
 
@@ -171,8 +171,8 @@ def main() -> int:
     limit_threads(sys.argv[1:])
     try:
         check_text_exists(sys.argv[1:])
-        if is_about_runs(sys.argv[1:]):
-            return look_after(sys.argv[1:])
+        if is_housekeeping(sys.argv[1:]):
+            return run_housekeeping(sys.argv[1:])
         return 0 if run_jobs() else 1
     except UserError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)

@@ -17,7 +17,7 @@ from trime.common.checks import (
     check_number,
     check_object,
     check_whole_numbers,
-    shown,
+    short_repr,
 )
 from trime.common.types import Contexts, Float, Int, LogMass, Tensor, TokenPosition
 from trime.errors import UserError
@@ -84,9 +84,9 @@ class MemoryMixture:
         sizes = next((memory.sizes for memory in memories.values() if memory.sizes != Memory.sizes), [0])
         self.row = FittedMixtureSpec(type(self.mixture).__name__.lower(), (*memories,), self.mixture.temperatures, (*sizes,))
 
-    def checked(self, windows: Any) -> Iterator[Window]:
+    def checked_windows(self, windows: Any) -> Iterator[Window]:
         """Return an iterator that checks each window; where a memory keeps what it has read, no text may come twice."""
-        return checked(windows, any(memory.state_scope for memory in self.memories.values()))
+        return check_windows(windows, any(memory.state_scope for memory in self.memories.values()))
 
     def scorer(self) -> Scorer:
         """Return a scorer of the mixture with memories of its own, which have read nothing."""
@@ -102,7 +102,7 @@ class MemoryMixture:
     def fit(self, windows: Iterable[Window]) -> float:
         """Fit the weights; return the mean loss in nats of tokens under a fit without their documents (cross-fitted)."""
         collector = MassCollector(self.row)
-        for window, (masses,) in self.scorer().query(self.checked(windows)):
+        for window, (masses,) in self.scorer().query(self.checked_windows(windows)):
             collector.add(window, masses)
         if not collector.tokens:
             raise UserError("there are no windows to fit the mixture to")
@@ -117,26 +117,28 @@ class MemoryMixture:
 
     def score(self, windows: Iterable[Window]) -> Iterator[Float[Tensor, " n"]]:
         """Yield the log-probability in nats of each scored token, window by window."""
-        return (scored.log_probability for scored in self.fitted_scorer().score_row(self.checked(windows)))
+        return (scored.log_probability for scored in self.fitted_scorer().score_row(self.checked_windows(windows)))
 
     def explain(self, windows: Iterable[Window]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
         """Yield log-probabilities, and how much of each probability comes from the vocabulary and from each memory."""
-        return ((scored.log_probability, scored.parts()) for scored in self.fitted_scorer().score_row(self.checked(windows)))
+        return (
+            (scored.log_probability, scored.parts()) for scored in self.fitted_scorer().score_row(self.checked_windows(windows))
+        )
 
 
 def check_memories(memories: Any) -> None:
     """Raise UserError unless there are memories by name, each with one size."""
     if not isinstance(memories, dict) or not memories:
-        raise UserError(f"memories={shown(memories)}: name at least one, as in {{'local': LocalMemory()}}")
+        raise UserError(f"memories={short_repr(memories)}: name at least one, as in {{'local': LocalMemory()}}")
     for name, memory in memories.items():
         check_object(f"memory {name}", memory, Memory, "LocalMemory()")
         if not isinstance(name, str) or name == VOCABULARY:
-            raise UserError(f"memories: {shown(name)} cannot be the name of a memory: take another name")
+            raise UserError(f"memories: {short_repr(name)} cannot be the name of a memory: take another name")
         if len(memory.sizes) != 1:
             raise UserError(f"memory {name} has sizes {memory.sizes}: a mixture takes memories of one size each")
 
 
-def checked(windows: Any, ordered: bool) -> Iterator[Window]:
+def check_windows(windows: Any, ordered: bool) -> Iterator[Window]:
     """Return an iterator over windows that checks each; UserError now, not at the first window, for anything else."""
     if isinstance(windows, Window) or not isinstance(windows, Iterable):
         raise UserError(f"windows is of type {type(windows).__name__}: pass a list of windows, as window_of returns them")

@@ -42,7 +42,7 @@ def collect_results(graph: Graph, also: Iterable[Artefact] = ()) -> ScoredRun:
         size, documents = round(scored_bytes(corpus, encoded.split, windows)), len(np.unique(windows.document))
         scored[encoded.split] = ScoredText(tokens=windows.scored(), bytes=size, documents=documents)
     for stage in MAKING:  # whichever run built its artefacts
-        if folders := [artefact.folder for artefact in graph.made_by(stage)]:
+        if folders := [artefact.folder for artefact in graph.artefacts_of(stage)]:
             durations[stage] = round(sum(build_seconds(folder) for folder in folders if folder.exists()), 2)
     rows = {"valid": tuned["rows"], "test": graph.evaluate.rows()}
     described = {name: memory.description() for name, memory in graph.memories.stored.items()}
@@ -105,7 +105,7 @@ def made_from(graph: Graph, *stages: str, also: Iterable[Artefact] = ()) -> list
     # A folder that the configuration names stands for artefacts, which pruning must spare as well.
     stores = [memory.config.datastore.path for memory in graph.memories.stored.values()]
     named = (config.checkpoint, config.datastore.path, *stores, config.mixture.get("path"), config.model.get("name"))
-    artefacts = [*also, *(artefact for stage in stages for artefact in graph.made_by(stage))]
+    artefacts = [*also, *(artefact for stage in stages for artefact in graph.artefacts_of(stage))]
     return sorted({*(artefact.name for artefact in artefacts), *(Path(path).name for path in named if path)})
 
 

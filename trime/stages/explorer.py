@@ -28,7 +28,7 @@ ENTRIES = 3  # of memories, shown per token
 LONGEST = 200_000  # characters of a text
 
 
-class Asked(BaseModel):
+class ExplorerRequest(BaseModel):
     """What the page asks for: tokens to ``write`` after a text, or 0 to explain it; memories in ``silent`` say nothing."""
 
     model_config = ConfigDict(extra="forbid")
@@ -52,7 +52,7 @@ class Explorer:
         label = f"{self.writer.graph.config.name}, {self.writer.label}"
         return rendered("explorer.html", label=label, colours=self.colours, tokens=TOKENS)
 
-    def answer(self, asked: Asked) -> dict[str, str]:
+    def answer(self, asked: ExplorerRequest) -> dict[str, str]:
         """Return the text as it is then, its explained tokens as HTML, and a sentence on them; UserError for an empty text."""
         if unknown := {*asked.silent} - {*self.colours}:
             raise UserError(f"there is no memory {', '.join(sorted(unknown))}")
@@ -105,7 +105,7 @@ def app_of(explorer: Explorer) -> Any:
         if request.headers.get("content-type") != "application/json":
             return JSONResponse({"said": "send JSON"}, 415)
         try:
-            asked = Asked.model_validate_json(await request.body())
+            asked = ExplorerRequest.model_validate_json(await request.body())
             return JSONResponse(await run_in_threadpool(explorer.answer, asked))
         except ValidationError as error:
             first = error.errors()[0]

@@ -16,7 +16,7 @@ from trime.common.io import plain
 from trime.common.parts import build
 from trime.common.urls import local_copy
 from trime.config import schema
-from trime.config.check import checked
+from trime.config.check import parse_as
 from trime.data.corpus import VocabularySource
 from trime.data.segments import parse_token_count
 from trime.errors import UserError
@@ -350,7 +350,7 @@ class Graph:
         config, parts = self.config, ("optimizer", "schedule", "seed")
         questions = OmegaConf.merge(config.questions, config.small.questions, {"count": None})
         return TrainSmall(
-            small=checked(schema.Small, plain(config.small), "small"),
+            small=parse_as(schema.Small, plain(config.small), "small"),
             **{name: plain(config[name]) for name in parts},
             trainer=TrainerSettings.of(config),
             questions=plain(questions),
@@ -370,7 +370,7 @@ class Graph:
         return Answer(
             small_model=self.small_model,
             eviction=plain(config.eviction),
-            answering=checked(schema.Answering, plain(config.answering), "answering"),
+            answering=parse_as(schema.Answering, plain(config.answering), "answering"),
             asked=plain(config.questions),
             model_settings=plain(config.model),
             hardware=self.hardware,
@@ -401,7 +401,7 @@ class Graph:
         """Return the folder of the results of some stages."""
         return self.answers_folder if {"train_small", "answer"} & {*stages} else self.run_folder
 
-    def made_by(self, stage: str) -> list[Artefact]:
+    def artefacts_of(self, stage: str) -> list[Artefact]:
         """Return the artefacts that a stage makes for this experiment, in order; none for stages that read only."""
         return known_stages()[stage].artefacts(self)
 
@@ -411,7 +411,7 @@ def open_job(graph_of: type[Graph], job: Job) -> MakePart:
 
     A part that exists already, because the worker that made it died before it said so, is not made again.
     """
-    artefacts = [artefact for artefact in graph_in(graph_of, job.settings).made_by(job.stage) if artefact.name == job.name]
+    artefacts = [artefact for artefact in graph_in(graph_of, job.settings).artefacts_of(job.stage) if artefact.name == job.name]
     if not artefacts or not isinstance(artefacts[0], ArtefactInParts):
         raise UserError(f"{job.stage}: a worker understands these settings differently: install the same on all machines")
     parts = artefacts[0].open_parts(job.folder)

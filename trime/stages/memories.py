@@ -17,7 +17,7 @@ from trime.common.io import plain, write_json
 from trime.common.metrics import ResourceUsage
 from trime.common.parts import build
 from trime.config import schema
-from trime.config.check import checked
+from trime.config.check import parse_as
 from trime.data.segments import document_offsets
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
@@ -174,7 +174,7 @@ class DatastoreMemory(StoredMemory):
     def index(self) -> BuildIndex:
         """The index of the encoded text."""
         k = None if "k" in self.changed["index"] else self.sources.largest_k
-        settings = checked(schema.Index, plain(self.config.index), "index")
+        settings = parse_as(schema.Index, plain(self.config.index), "index")
         return BuildIndex(self.store, settings, k or settings.k, self.sources.lab)
 
     @property
@@ -198,7 +198,7 @@ class DatastoreMemory(StoredMemory):
             check_faiss(self.config.index.factory)
         own = f"test_memories.{self.name}." if any(self.changed.values()) else ""  # else its settings are those of the sections
         for section, kind in (("datastore", schema.Datastore), ("index", schema.Index)) if own else ():
-            checked(kind, plain(self.config[section]), f"{own}{section}")
+            parse_as(kind, plain(self.config[section]), f"{own}{section}")
         try:
             check_index_factory(self.config)
         except UserError as error:

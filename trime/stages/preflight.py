@@ -104,10 +104,10 @@ def check_trainer(config: DictConfig) -> None:
                 raise UserError(f"{key}.{name}={part}: it must name a class, as {{_target_: package.module.CLASS}}")
     TrainerSettings.of(config).added_callbacks()
     try:
-        built(config, "optimizer", _partial_=True)([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+        instantiate_setting(config, "optimizer", _partial_=True)([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     except (TypeError, ValueError, IndexError) as error:
         raise UserError(f"optimizer: {error}") from error
-    built(config, "schedule")
+    instantiate_setting(config, "schedule")
 
 
 def check_memories(config: DictConfig) -> None:
@@ -122,11 +122,11 @@ def check_memories(config: DictConfig) -> None:
     if config.index.replicas > 1 and config.index.engine != "ray":
         raise UserError(f"index.replicas={config.index.replicas} are workers of Ray: set index.engine=ray, or index.replicas=1")
     check_sizes(config)
-    batching = built(config, "batching")
-    memory = built(config, "memory") if config.memory.get("_target_") else None
+    batching = instantiate_setting(config, "batching")
+    memory = instantiate_setting(config, "memory") if config.memory.get("_target_") else None
     if isinstance(getattr(memory, "visibility", None), Previous) and config.memory.stale and not batching.contiguous_rows:
         raise UserError("memory=previous needs rows that continue from batch to batch: set batching=streams")
-    built(config, "neighbours")
+    instantiate_setting(config, "neighbours")
     pieces = config.task == "translation" or is_pretrained(config)
     if pieces and config.neighbours.get("analyzer") == "english":
         raise UserError("neighbours.analyzer=english reads words, and tokens here are pieces of words: set raw")
@@ -171,7 +171,7 @@ def check_sizes(config: DictConfig) -> None:
         if "policy" in node and "sizes" in node:
             sizes[f"test_memories.{name}.policy"] = node.sizes
     for key, given in sizes.items():
-        policy = built(config, key)
+        policy = instantiate_setting(config, key)
         for size in {size for size in as_list(plain(given)) if size and policy}:
             policy.check_size(size)
 
@@ -182,7 +182,7 @@ def check_rows(config: DictConfig) -> None:
     if config.mixture.kind not in NOT_FITTED:
         if model is None or "_target_" not in model:
             raise UserError(f"mixture.model={model}: mixture.kind={config.mixture.kind} needs a model, as in conf/mixture")
-        built(config, "mixture.model")
+        instantiate_setting(config, "mixture.model")
     for row in (row for row in rows_of(config) if isinstance(row, FittedMixtureSpec)):
         given_mixture(config)
         if config.task == "translation" and model.get("history"):
@@ -202,7 +202,7 @@ def check_translation(config: DictConfig) -> None:
     stages = {*config.stages} - {*STAGES}
     if stages:
         raise UserError(f"stage {min(stages)} is not for translation: leave it out of stages")
-    if not isinstance(built(config, "batching"), Budget):
+    if not isinstance(instantiate_setting(config, "batching"), Budget):
         raise UserError("translation needs batching=budget or budget_bm25: leave others out")
     if config.vocabulary.max_size is None and not config.dataset.get("cut"):
         raise UserError("vocabulary.max_size=null: the number of byte pairs to learn is needed: set vocabulary.max_size=10000")
@@ -240,7 +240,7 @@ def check_pretrained(config: DictConfig) -> None:
     if config.small.spread and config.small.model.kind != "decoder":
         raise UserError("small.spread=true is for small.model.kind=decoder: a T5 does not distinguish distances beyond 128")
     if answers:
-        questions, split = built(config, "questions"), config.answering.split
+        questions, split = instantiate_setting(config, "questions"), config.answering.split
         if "answer" in config.stages and split not in questions.splits:
             raise UserError(
                 f"answering.split={split}: the {split} questions of questions={questions.name} have no answers: "
@@ -268,7 +268,7 @@ def check_guided(config: DictConfig) -> None:
             f"model.prefill=guided: model.chunk={config.model.chunk} leaves no room for earlier text in a memory of {sizes}: "
             "lower model.chunk"
         )
-    if not built(config, "eviction").can_be_guided:
+    if not instantiate_setting(config, "eviction").can_be_guided:
         name = config.eviction._target_.split(".")[-2]
         remedy = "forgets, set eviction.gamma=0" if config.eviction.get("gamma") else "does not, set eviction=snapkv or tova"
         raise UserError(
@@ -312,6 +312,6 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def built(config: DictConfig, key: str, **options: Any) -> Any:
+def instantiate_setting(config: DictConfig, key: str, **options: Any) -> Any:
     """Return the object that a part of the configuration describes; UserError, with its key, if it cannot be built."""
     return build(OmegaConf.select(config, key), key, **options)

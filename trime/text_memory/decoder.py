@@ -30,7 +30,7 @@ PROBED = 8  # tokens whose contexts may not depend on as many that follow
 ANCHOR = "a"  # decoded before a token, so that the space that the token begins with is not dropped
 
 
-class Read(NamedTuple):
+class WindowOutput(NamedTuple):
     """The contexts before some tokens, and the log-probability of every token after each; None where nobody asked."""
 
     context: Float[Tensor, "n d"]
@@ -158,14 +158,14 @@ class Decoder:
             )
         return tokens
 
-    def read(self, tokens: Int[Tensor, " _"], logits: bool) -> Iterator[Read]:
+    def read(self, tokens: Int[Tensor, " _"], logits: bool) -> Iterator[WindowOutput]:
         """Yield the contexts before each token but the first, window by window, with log-probabilities if ``logits``."""
         for first in range(0, len(tokens) - 1, self.window):
             begin, end = max(0, first - self.overlap), min(first + self.window, len(tokens) - 1)
             start = torch.tensor(self.start if begin else [], dtype=torch.long)
             yield from self.read_window(torch.cat([start, tokens[begin:end]]), end - first, logits)
 
-    def read_window(self, tokens: Int[Tensor, " _"], scored: int, logits: bool) -> Iterator[Read]:
+    def read_window(self, tokens: Int[Tensor, " _"], scored: int, logits: bool) -> Iterator[WindowOutput]:
         """Read some tokens; yield the contexts of the last ``scored`` ones, with log-probabilities if ``logits``.
 
         Log-probabilities come for some contexts at a time: those of a window and 262,144 symbols are a gigabyte, several times.
@@ -179,11 +179,11 @@ class Decoder:
         if not context.isfinite().all():
             raise UserError(f"the model's contexts hold NaN or infinity in {self.model.dtype}: load it in bfloat16 or float32")
         if not logits:
-            yield Read(context, None)
+            yield WindowOutput(context, None)
             return
         rows = max(1, SCORES // scores.shape[-1])
         for some, own in zip(context.split(rows), scores[0, -scored:].split(rows), strict=True):
-            yield Read(some, own.float().log_softmax(-1))
+            yield WindowOutput(some, own.float().log_softmax(-1))
 
     def identity(self) -> dict[str, str]:
         """Return what tells this model and this tokenizer from others; it does not depend on the type of the weights."""

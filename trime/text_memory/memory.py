@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import xxhash
 
-from trime.common.checks import check_in_vocabulary, check_number, shown
+from trime.common.checks import check_in_vocabulary, check_number, short_repr
 from trime.common.io import read_tensors, write_tensors
 from trime.common.pretrained import device_of
 from trime.common.progress import Progress
@@ -35,7 +35,7 @@ from trime.text_memory.processor import AfterPrompt, MemoryProcessor, StopAfterP
 from trime.text_memory.prompts import padded, prompts_of
 from trime.text_memory.segment import Content, Document, Segment, Source
 from trime.text_memory.store import TextStore
-from trime.text_memory.worth import Scored, Worth
+from trime.text_memory.worth import MemoryEvaluation, Scored
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class TextMemory:
         return Scored(experts.masses(tokens, query, of_target), torch.cat(features))
 
     @torch.inference_mode(False)
-    def fit(self, paths: str | Path | Iterable[str | Path], field: str = "text", seed: int = 0) -> Worth:
+    def fit(self, paths: str | Path | Iterable[str | Path], field: str = "text", seed: int = 0) -> MemoryEvaluation:
         """Fit the weights to held-out texts, and return what the memories are worth there (cross-fitted).
 
         UserError where the texts are too few, or are those of the memory.
@@ -193,15 +193,17 @@ class TextMemory:
                 loss[name] = -Adaptive(TEMPERATURES, history=[], least_deviation=NOISE).fit(
                     without, fold, counts, seed, features
                 )
-        return Worth.of(texts, sum(each.bytes for each in scored), masses, loss, self._near_copies(texts, scored))
+        return MemoryEvaluation.of(texts, sum(each.bytes for each in scored), masses, loss, self._near_copies(texts, scored))
 
-    def evaluate(self, paths: str | Path | Iterable[str | Path], field: str = "text") -> Worth:
+    def evaluate(self, paths: str | Path | Iterable[str | Path], field: str = "text") -> MemoryEvaluation:
         """Return what the memories are worth on other texts, with the weights that were fitted."""
         experts, mixture, texts = self._experts(), self._mixture(), self._held_out(paths, field)
         scored = self._read_all(texts, experts)
         losses = torch.cat([-mixed(mixture, each) for each in scored])
         masses = concat_masses([each.masses for each in scored])
-        return Worth.of(texts, sum(each.bytes for each in scored), masses, {"all": losses}, self._near_copies(texts, scored))
+        return MemoryEvaluation.of(
+            texts, sum(each.bytes for each in scored), masses, {"all": losses}, self._near_copies(texts, scored)
+        )
 
     def score(self, text: str) -> Float[Tensor, " n"]:
         """Return the log-probability in nats of each token of a text after the ones before it; the first has none."""
@@ -449,7 +451,7 @@ def rows_of(output: Any) -> Int[Tensor, "b l"]:
     except (TypeError, ValueError, RuntimeError):
         rows = torch.zeros(0)
     if not rows.numel() or not rows.dim() or rows.is_floating_point() or rows.dtype == torch.bool:
-        raise UserError(f"output={shown(output)}: pass token numbers, as generate or the tokenizer returns them")
+        raise UserError(f"output={short_repr(output)}: pass token numbers, as generate or the tokenizer returns them")
     return rows.reshape(-1, rows.shape[-1]).cpu().long()
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from trime.common.checks import check_in_vocabulary, shown
+from trime.common.checks import check_in_vocabulary, short_repr
 from trime.common.types import Int, Tensor
 from trime.errors import UserError
 from trime.text_memory.decoder import Decoder
@@ -37,7 +37,7 @@ def prompts_of(given: Any, decoder: Decoder) -> tuple[list[Prompt], bool]:
         return [read(given, decoder)], True
     readers = [reader_of(each) for each in given] if isinstance(given, list | tuple) else []
     if not readers or None in readers:
-        raise UserError(f"prompt={shown(given)}: pass a text, messages with role and content, token numbers, or a list of such")
+        raise UserError(f"prompt={short_repr(given)}: pass a text, messages with role and content, token numbers, or a list")
     return [read(each, decoder) for read, each in zip(readers, given, strict=True) if read], False
 
 
@@ -82,7 +82,7 @@ def of_chat(messages: list[dict[str, Any]], decoder: Decoder) -> Prompt:
     if not getattr(decoder.tokenizer, "chat_template", None):
         raise UserError("the tokenizer has no chat template: pass a text, or token numbers")
     if not all({"role", "content"} <= {*message} for message in messages):
-        raise UserError(f"prompt={shown(messages)}: pass messages with role and content")
+        raise UserError(f"prompt={short_repr(messages)}: pass messages with role and content")
     goes_on = messages[-1]["role"] == "assistant"
     tokens = decoder.tokenizer.apply_chat_template(
         messages, return_dict=False, add_generation_prompt=not goes_on, continue_final_message=goes_on

@@ -37,7 +37,7 @@ def resampled_parts(document: Int[Tensor, " n"], size: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Worth:
+class MemoryEvaluation:
     """Perplexities a token: of the model alone, with all memories, and with all but one; printing it gives a table.
 
     ``differences``: with all memories less than the model alone (``model``), and less than without each memory.
@@ -52,7 +52,9 @@ class Worth:
     near_copies: list[str]
 
     @staticmethod
-    def of(texts: list[Text], predicted: int, masses: ExpertMasses, loss: dict[str, Tensor], near_copies: list[str]) -> Worth:
+    def of(
+        texts: list[Text], predicted: int, masses: ExpertMasses, loss: dict[str, Tensor], near_copies: list[str]
+    ) -> MemoryEvaluation:
         """Return the worth, given each token's loss in nats under ``all`` memories and under all but one, by its name.
 
         ``predicted``: the bytes of those tokens, without what is not predicted of each text.
@@ -70,7 +72,7 @@ class Worth:
             if name != "all"
         }
         perplexities = {name: math.exp(value) for name, value in mean.items()}
-        return Worth(len(part), len(texts), predicted, perplexities, differences, bits, near_copies)
+        return MemoryEvaluation(len(part), len(texts), predicted, perplexities, differences, bits, near_copies)
 
     def __str__(self) -> str:
         rows = [("model alone", "model"), ("with memory", "all")]

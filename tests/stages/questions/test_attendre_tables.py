@@ -63,7 +63,7 @@ def model(tiny: Callable[..., DictConfig]) -> Callable[[str], Path]:
     def initialized(kind: str) -> Path:
         config = tiny("stages=[init_small]", f"small.model.kind={kind}", "small.vocabulary=400")
         run(config)
-        return Graph(config).made_by("init_small")[0].path()
+        return Graph(config).artefacts_of("init_small")[0].path()
 
     return initialized
 

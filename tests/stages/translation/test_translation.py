@@ -242,7 +242,7 @@ def test_another_process_makes_the_same_translations(translation: SharedRun, tmp
     """Of valid and of test, from the configuration alone."""
     graph = translation.graph
     config = graph.config
-    found = [node for stage in ("tune", "evaluate") for node in graph.made_by(stage) if isinstance(node, Translate)]
+    found = [node for stage in ("tune", "evaluate") for node in graph.artefacts_of(stage) if isinstance(node, Translate)]
     for translate in found:
         job = Job(partial(open_job, TranslationGraph), OmegaConf.to_yaml(config), translate.stage, translate.name, tmp_path)
         parts, make = translate.open_parts(tmp_path), job.open(job)
@@ -494,6 +494,6 @@ def test_the_best_weights_by_bleu(tiny: Callable[..., DictConfig], tmp_path: Pat
     )
     graph = TranslationGraph(tiny("experiment=mt_vanilla", *overrides, f"paths.outputs={tmp_path}"))
     for stage in ("prepare", "pack", "fit"):
-        for artefact in graph.made_by(stage):
+        for artefact in graph.artefacts_of(stage):
             artefact.make()
     assert json.loads((graph.model.path() / "train.json").read_text())["kept_update"] == 4 and not [*made]

@@ -56,7 +56,7 @@ class Recall:
         return -(-self.entries // self.block)
 
 
-class Asked(NamedTuple):
+class RecallQuery(NamedTuple):
     """Queries that look for blocks, their positions (-1: padding), and the logsumexp of their logits for what is held."""
 
     query: Float[Tensor, "b q h d"]
@@ -167,7 +167,7 @@ class EntryStore:
 
     @torch.no_grad()
     def best(
-        self, asked: Asked, held: Int[Tensor, "b m"], score: Score, scale: float
+        self, asked: RecallQuery, held: Int[Tensor, "b m"], score: Score, scale: float
     ) -> tuple[Tensor, Tensor, Int[Tensor, "b n"]] | None:
         """Return keys and values [b n g d] of the best blocks for some queries, and positions, -1 for what is ``held`` already.
 
@@ -193,7 +193,9 @@ class EntryStore:
         key, value = (self.entries(number, chosen).to(device) for number in range(2))
         return key, value, of.to(device)
 
-    def attended(self, asked: Asked, blocks: Int[Tensor, "b r"], of: Int[Tensor, "b n"], score: Score) -> Float[Tensor, "b r"]:
+    def attended(
+        self, asked: RecallQuery, blocks: Int[Tensor, "b r"], of: Int[Tensor, "b n"], score: Score
+    ) -> Float[Tensor, "b r"]:
         """Return the largest share of a query's attention that each block gets by its best key, of keys at positions ``of``."""
         size = self.recall.block
         # The first entries of all blocks, then the second ones: the best of a block is then a maximum of whole vectors.
@@ -203,7 +205,7 @@ class EntryStore:
         logits = hide_(score(asked.query, asked.at, key, of), hidden[:, None])
         return largest_share(logits.unflatten(-1, (size, -1)).amax(-2), asked)
 
-    def candidates(self, asked: Asked, missing: Bool[Tensor, "b n"], scale: float) -> Int[Tensor, "b r"]:
+    def candidates(self, asked: RecallQuery, missing: Bool[Tensor, "b n"], scale: float) -> Int[Tensor, "b r"]:
         """Return the blocks whose keys are worth comparing, of those with ``missing`` entries; in long texts by regions."""
         assert self.length is not None
         size, wanted, count = self.recall.block, self.recall.blocks, missing.shape[1]
@@ -221,7 +223,7 @@ class EntryStore:
         return (best if blocks is None else blocks.gather(1, best)).sort(1).values
 
     def expected(
-        self, asked: Asked, keys: Float[Tensor, "b r g n d"], missing: Bool[Tensor, "b n"], scale: float, size: int
+        self, asked: RecallQuery, keys: Float[Tensor, "b r g n d"], missing: Bool[Tensor, "b n"], scale: float, size: int
     ) -> Float[Tensor, "b n"]:
         """Return the largest share of a query's attention that each block of ``size`` entries is expected to get."""
         query = asked.query
@@ -278,7 +280,7 @@ class EntryStore:
             self.length = torch.minimum(self.length, length.cpu())
 
 
-def largest_share(logits: Float[Tensor, "b h q n"], asked: Asked) -> Float[Tensor, "b n"]:
+def largest_share(logits: Float[Tensor, "b h q n"], asked: RecallQuery) -> Float[Tensor, "b n"]:
     """Return the largest share of a query's attention that each block gets: over queries that are no padding, of all heads."""
     together = torch.logaddexp(logits.logsumexp(-1), asked.local.float())
     share = logits.sub(together[..., None]).exp_().sum(1).nan_to_num_(0)

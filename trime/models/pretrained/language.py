@@ -181,7 +181,9 @@ class PretrainedBackbone(nn.Module):
             positions = position[:, None] + torch.arange(chunk.shape[1], device=chunk.device)
             outputs.append(family.read(chunk, positions, self.cache))
             position = position + chunk.shape[1]
-        return torch.cat(outputs, 1), PretrainedState(tuple(layer.state for layer in self.cache.apart()), position)
+        return torch.cat(outputs, 1), PretrainedState(
+            tuple(layer.state for layer in self.cache.with_separate_rankings()), position
+        )
 
     def initial_state(self, rows: int) -> PretrainedState | None:
         if not self.is_stateful:

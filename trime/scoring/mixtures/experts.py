@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trime.common.checks import check_number, shown
+from trime.common.checks import check_number, short_repr
 from trime.common.types import Float, Int, LogMass, Tensor
 from trime.errors import UserError
 
@@ -109,7 +109,7 @@ class Parameters(dict[str, Tensor]):
 def check_temperatures(temperatures: Sequence[float]) -> None:
     """Raise UserError unless there are temperatures, all of them positive."""
     if not isinstance(temperatures, Sequence) or isinstance(temperatures, str) or not temperatures:
-        raise UserError(f"temperatures={shown(temperatures)}: name at least one, as in [0.5, 1.0]")
+        raise UserError(f"temperatures={short_repr(temperatures)}: name at least one, as in [0.5, 1.0]")
     for temperature in temperatures:
         check_number("temperatures", temperature, above=0)
 

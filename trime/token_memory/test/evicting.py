@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from trime.common.checks import check_number, shown
+from trime.common.checks import check_number, short_repr
 from trime.common.types import AttentionBlock, Contexts, Float, Int, LogMass, Tensor, TokenPosition
 from trime.errors import UserError
 from trime.kv.bounded import BoundedMemory, MemoryState
@@ -79,7 +79,7 @@ class FifoTokenMemory:
 def check_sizes(sizes: list[int]) -> list[int]:
     """Return the sizes of a memory as a list; UserError unless they are positive and rising."""
     if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not sizes:
-        raise UserError(f"sizes={shown(sizes)}: it must be a list of numbers of entries, such as [1024]")
+        raise UserError(f"sizes={short_repr(sizes)}: it must be a list of numbers of entries, such as [1024]")
     for size in sizes:
         check_number("sizes", size, at_least=1, whole=True)
     if sorted(set(sizes)) != list(sizes):
