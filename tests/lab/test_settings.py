@@ -11,11 +11,12 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from tests.conftest import composed
-from trime.common.identity import MOVED, Free, code_of, fingerprint_of, identity_of, with_current_targets
+from trime.common.identity import MOVED, Free, code_of, fingerprint_of, free_fields, identity_of, with_current_targets
 from trime.common.io import plain
 from trime.config.compose import compose_config
 from trime.config.help import schema_entries
 from trime.config.registry import EVERY_GROUP, registered_targets
+from trime.errors import UserError
 from trime.lab.artefact import Artefact
 from trime.lab.config_hash import config_hash, without
 from trime.stages.mixture import TuneMixture
@@ -219,6 +220,16 @@ def test_a_setting_moves_the_hashes_of_what_depends_on_it_and_no_others(
     assert not wrong, "\n".join(f"{keys}: {text}" for keys, text in wrong.items())
 
 
+Place = Free[str]
+
+
+@dataclass(frozen=True)
+class Placed:
+    size: int
+    place: Place
+    perhaps: Place | None = None
+
+
 def test_a_hash_contains_what_says_by_its_fields_what_it_is() -> None:
     """A field that is not Free is plain data, a dataclass or an artefact; any other object is refused."""
 
@@ -232,6 +243,10 @@ def test_a_hash_contains_what_says_by_its_fields_what_it_is() -> None:
     assert same[0] == same[1] == {"a": part, "b": [2.5, None]}
     with pytest.raises(TypeError, match="object"):
         identity_of([object()])
+    assert free_fields(Placed) == {"place", "perhaps"}, "by another name, and among other types"
+    broken = dataclass(type("Broken", (), {"__annotations__": {"place": "NoSuchName"}}))
+    with pytest.raises(UserError, match="import what their types name"):
+        free_fields(broken)
 
 
 def test_without_removes_sections_and_parts() -> None:

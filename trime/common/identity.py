@@ -14,13 +14,16 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+from trime.errors import UserError
 
 T = TypeVar("T")
 PACKAGE = str(Path(__file__).parents[1])
 PLACES = PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 INSTALLED = tuple(f"{place}/" for place in PLACES if place)
-Free = Annotated[T, "free"]  # a field that cannot change a result, such as a device or a place: no hash contains it
+FREE = "free"
+Free = Annotated[T, FREE]  # a field that cannot change a result, such as a device or a place: no hash contains it
 
 
 MOVED = {  # where classes are that settings of earlier versions name elsewhere
@@ -39,8 +42,23 @@ def hashed_fields(value: Any) -> dict[str, Any]:
     return {
         field.name: getattr(value, field.name)
         for field in dataclasses.fields(value)
-        if not str(field.type).startswith("Free[") and not field.metadata.get("free")  # types are text
+        if field.name not in free_fields(type(value)) and not field.metadata.get(FREE)
     }
+
+
+@cache
+def free_fields(kind: type) -> frozenset[str]:
+    """Return the names of a dataclass's fields whose annotation is ``Free``, by whatever name and at any depth."""
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise UserError(f"the fields of {kind.__name__} cannot be read ({error}): import what their types name") from None
+    return frozenset(name for name, hint in hints.items() if is_free(hint))
+
+
+def is_free(hint: Any) -> bool:
+    """Return whether an annotation is, or has in it, one that is ``Free``."""
+    return FREE in getattr(hint, "__metadata__", ()) or any(map(is_free, get_args(hint)))
 
 
 def identity_of(value: Any) -> Any:
