@@ -1,4 +1,4 @@
-"""What the hash of a result contains: all fields of its dataclass that are not ``Free``."""
+"""The content of a result's hash: all fields of its dataclass that are not ``Free``."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ PARTIAL = ".partial"  # ends the name of a file or folder that is being written,
 
 
 class FileState(NamedTuple):
-    """What the file system of this machine says about a file: bytes, and nanoseconds since 1970 of its last change."""
+    """A file's size in bytes, and the nanoseconds since 1970 of its last change, on this machine."""
 
     size: int
     modified: int

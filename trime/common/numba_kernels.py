@@ -1,4 +1,4 @@
-"""How numba kernels are compiled and run, and the vectorised exponential, sums and maxima that they share."""
+"""Compiling and running numba kernels, and the vectorised exponential, sums and maxima that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Triton kernels are compiled."""
+"""Compilation of Triton kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the files of the configuration are: in a checkout, or in the installed package."""
+"""The folder of the configuration's files, in a checkout or in the installed package."""
 
 from pathlib import Path
 

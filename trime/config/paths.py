@@ -1,4 +1,4 @@
-"""Which settings of a configuration are paths, and where relative ones begin."""
+"""The settings that are paths, and the folders that relative ones start from."""
 
 from __future__ import annotations
 

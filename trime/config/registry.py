@@ -1,4 +1,4 @@
-"""What the yaml files of conf/ name: the code that a stored model may be made of, and the settings that a model has."""
+"""Targets and settings in the yaml files of conf/: a stored model may be made of these classes alone."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ Splits = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True)
 class Paths(Section):
-    """Where things lie on this machine."""
+    """Folders on this machine."""
 
     data: Folder = setting("data", "downloads and prepared text go here")
     outputs: Folder = setting("outputs", "artefacts, runs and reports go here")
@@ -94,7 +94,7 @@ class Vocabulary(Section):
 
 @dataclass(frozen=True)
 class Segments(Section):
-    """How text is cut for training."""
+    """Segments of text for training."""
 
     length: Count = setting(512, "L, tokens of a training segment")
     bounded: bool = setting(True, "segments end at document borders; false: the stream is one document, as published")

@@ -20,7 +20,7 @@ from trime.kv.t5 import T5Encoder
 
 @dataclass(frozen=True)
 class ReadingConfig:
-    """How prompts are read: a memory for each layer, chunks of a size, and flush or drain at the end."""
+    """Settings of reading prompts: a memory for each layer, the chunk size, and flush or drain at the end."""
 
     memories: list[Attendre]
     chunk: int = 128

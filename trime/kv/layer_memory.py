@@ -390,7 +390,7 @@ class LayerMemories:
 
     @property
     def bytes(self) -> int:
-        """What all layers hold on the device, in bytes: entries, empty slots included, and what stands for blocks to recall."""
+        """The bytes of all layers on the device: entries, empty slots included, and the keys of blocks to recall."""
         entries = sum(column.nbytes for layer in self.memories for column in layer.columns)
         return entries + sum(layer.store.described_bytes for layer in self.memories if layer.store is not None)
 

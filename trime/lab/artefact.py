@@ -24,7 +24,7 @@ from trime.lab.manifest import MANIFEST, check_manifest, part_files, write_manif
 
 @dataclass(frozen=True)
 class Lab:
-    """Where artefacts lie, and who makes their parts: nothing that a result depends on.
+    """The folder of artefacts and the engine that makes their parts; no result depends on either.
 
     ``outputs`` is a project's own folder; what depends on text alone is in ``data``, which projects may share. ``verify``: the
     checksums of an artefact are compared before it is used, not only sizes. ``run_parts`` makes the missing parts of an

@@ -1,4 +1,4 @@
-"""Who makes the shards of an artefact that do not depend on one another: this process, or the workers of Ray."""
+"""Engines that make independent shards of an artefact: this process, or the workers of Ray."""
 
 from __future__ import annotations
 

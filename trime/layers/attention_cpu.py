@@ -23,7 +23,7 @@ FIRST_STEP = np.float32(0.2)  # of that distance, by which a guess is first corr
 
 
 class Reach(NamedTuple):
-    """Which entries a query sees: ``causal`` and ``window`` as in Attendre; beyond ``longest`` tokens other scores count.
+    """The entries that a query sees: ``causal`` and ``window`` as in Attendre; beyond ``longest`` tokens other scores count.
 
     ``sees_all``: it is known that nothing is hidden.
     """

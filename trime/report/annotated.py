@@ -12,7 +12,7 @@ from trime.report.passages import SampledToken, agreement
 
 
 class Source(NamedTuple):
-    """Where a memory has a token from: the memory as it is called, the place, and the text there."""
+    """A source of a token: the memory's name, the place, and the text there."""
 
     memory: str
     colour: str

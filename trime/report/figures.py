@@ -107,7 +107,7 @@ class AnalysisFigure(Figure):
 
 
 class Weights(Figure):
-    """How much a fitted mixture relies on each memory: mean weights by frequency of the token, similarity of the best entry,
+    """Mean weights of a fitted mixture for each memory, by frequency of the token, similarity of the best entry,
     and length of n-gram context.
     """
 

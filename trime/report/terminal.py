@@ -1,4 +1,4 @@
-"""What a run or a sweep prints at its end: a table that fits a terminal, and its verdict in a sentence."""
+"""The last lines of a run or a sweep: a table that fits a terminal, and its verdict in a sentence."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ LONGEST = 200_000  # characters of a text
 
 
 class ExplorerRequest(BaseModel):
-    """What the page asks for: tokens to ``write`` after a text, or 0 to explain it; memories in ``silent`` say nothing."""
+    """A request of the page: ``write`` so many tokens after a text, or explain it (0); ``silent`` memories are switched off."""
 
     model_config = ConfigDict(extra="forbid")
 

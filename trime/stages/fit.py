@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class Services(NamedTuple):
-    """What a run offers a training: its experiment loggers, and processes on all devices that train in a folder."""
+    """Services of a run for its training: experiment loggers, and processes on all devices that train in a folder."""
 
     loggers: Callable[[], list[Any]]
     has_loggers: bool

@@ -76,7 +76,7 @@ class Graph:
 
     @cached_property
     def lab(self) -> Lab:
-        """Where this experiment's artefacts lie, and who makes them."""
+        """The folder of this experiment's artefacts, and the engine that makes them."""
         return Lab.of(self.config, self.run_parts)
 
     @cached_property
@@ -86,12 +86,12 @@ class Graph:
 
     @cached_property
     def scoring(self) -> Scoring:
-        """How rows are scored."""
+        """Settings of scoring that all rows share."""
         return Scoring.of(self.config)
 
     @cached_property
     def model_settings(self) -> ModelSettings:
-        """How the model is built, and reads text."""
+        """Settings by which the model is built and reads text."""
         return ModelSettings.of(self.config)
 
     @cached_property
@@ -173,7 +173,7 @@ class Graph:
 
     @property
     def services(self) -> Services:
-        """What this run offers its training."""
+        """Services of this run for its training."""
 
         def train(folder: Path) -> None:
             launch(self.hardware, train_in, type(self), OmegaConf.to_yaml(self.config, resolve=True), folder)

@@ -67,7 +67,7 @@ class Suffixes(Artefact):
 
 @dataclass(frozen=True)
 class Sources:
-    """How this run prepares and encodes text that memories are read from.
+    """Functions of this run that prepare and encode the text of memories.
 
     ``text`` returns the prepared text that the section ``datastore`` of a configuration names, ``store`` its contexts, encoded
     by the run's model. ``largest_k``: the most entries that any pass retrieves, if that is not index.k.

@@ -55,7 +55,7 @@ LEARNED = "tokenizer.json"  # in a prepared text: what a tokenizer has learned
 
 @dataclass(frozen=True)
 class VocabularySettings:
-    """How the vocabulary of the training split is chosen: the section ``vocabulary``."""
+    """The section ``vocabulary``: how many symbols of the training split have a token."""
 
     max_size: int | None
     min_count: int

@@ -26,7 +26,7 @@ PART = 2**13  # scored tokens of a part, at least
 
 @dataclass(frozen=True)
 class Scoring:
-    """How rows are scored, beside their own settings."""
+    """Settings of scoring that all rows share."""
 
     scaled_interpolation: bool  # Eq. 8 divides by sqrt(d)
     sorted_windows: bool  # windows of a document do not follow one another
@@ -47,7 +47,7 @@ class TextPart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it covers, as part of a file's name."""
+        """The range that it covers, as part of a file's name."""
         return f"{self.low:09d}-{self.high:09d}"
 
 

@@ -1,4 +1,4 @@
-"""What a kind of task brings to its training: network, batches, Lightning module and callbacks."""
+"""Training tasks: each has its network, batches, Lightning module and callbacks."""
 
 from __future__ import annotations
 

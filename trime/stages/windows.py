@@ -48,7 +48,7 @@ class Portion:
 
 @dataclass(frozen=True, kw_only=True)
 class Windows(ABC):
-    """How a split is cut into windows, and how these are read."""
+    """The windows of a split, and the order in which they are read."""
 
     bounded: bool = True  # windows end with their document
     sorted: bool = False  # they are read from shortest to longest rather than in the order of the text

@@ -38,7 +38,7 @@ class WindowOutput(NamedTuple):
 
 
 class Calls(threading.local):
-    """What a thread has called the model for, and what the output layer read in its calls: threads do not see each other's."""
+    """The calls of the model that a thread has made, and the inputs of the output layer in them; each thread has its own."""
 
     last: Float[Tensor, "b n d"] | None = None  # contexts that it read last
     since: int = 0  # calls since these were asked for

@@ -1,4 +1,4 @@
-"""What the memories of a text say of its next token: n-grams of the stored texts and of the text so far, and neighbours.
+"""Predictions of the next token by n-grams of the stored texts, by n-grams of the text so far, and by neighbours.
 
 Each context length of n-grams and each temperature of neighbours is an expert, with a mass and a distribution over tokens
 (``trime.scoring.mixtures.experts``). Everything depends on the tokens so far and on the context of the last one alone, so that

@@ -1,4 +1,4 @@
-"""What ``TextMemory.generate`` is given to continue: texts, chats or token numbers."""
+"""Prompts of ``TextMemory.generate``: texts, chats or token numbers."""
 
 from __future__ import annotations
 

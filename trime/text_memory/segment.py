@@ -44,7 +44,7 @@ class Content(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a token stands: the document's name, the line, and the token's place among all tokens of its segment."""
+    """The place of a token: its document, its line, and its number among all tokens of its segment."""
 
     name: str
     line: int

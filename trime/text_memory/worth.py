@@ -1,4 +1,4 @@
-"""What memories are worth on a text: perplexity with and without them, with intervals over parts of documents."""
+"""Evaluation of memories on a text: perplexity with and without them, with intervals over parts of documents."""
 
 from __future__ import annotations
 

@@ -58,14 +58,14 @@ class Hardware:
 
     @property
     def device_count(self) -> int:
-        """How many devices of this machine train."""
+        """The number of devices on this machine that train."""
         if self.devices != "auto":
             return int(self.devices)
         return max(1, torch.cuda.device_count()) if self.accelerator != "cpu" else 1
 
     @property
     def world_size(self) -> int:
-        """How many devices train on all machines together."""
+        """The number of devices that train, on all machines."""
         return self.num_nodes * self.device_count
 
     @property

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """How Lightning's trainer is built, beside its callbacks.
+    """Settings of Lightning's trainer, without its callbacks.
 
     ``arguments`` and ``callbacks`` were added by the user: arguments of the trainer, and callbacks by their ``_target_``. They
     may change what is trained.

@@ -41,7 +41,7 @@ SHORT = 10_000  # bytes of a text that is cut between its lines, however unequal
 
 
 class Cut(NamedTuple):
-    """Where a text is cut: each split's (first byte, byte after its last) and first line; whether a cut lies within a line."""
+    """The cuts of a text: each split's (first byte, byte after its last) and first line; whether a cut lies within a line."""
 
     shares: dict[str, tuple[int, int]]
     within_lines: bool = False
@@ -110,7 +110,7 @@ class Folder(Dataset):
 
     @cached_property
     def layout(self) -> Layout:
-        """How the folder is read; UserError where it holds no text, or its splits lie further below."""
+        """The files of each split; UserError where the folder holds no text, or its splits lie further below."""
         if self.is_file:
             return Layout({split: [self.location] for split in SPLITS}, "", Counter(), is_cut=True)
         entries = entries_of(self.location)
@@ -274,7 +274,7 @@ class Folder(Dataset):
 
     @cached_property
     def cuts(self) -> dict[Path, Cut]:
-        """Where every file is cut, by bytes, or by rows where it has several; UserError if none can be."""
+        """The cuts of every file, in bytes, or in rows where it has several; UserError if none can be cut."""
         cuts = {}
         for path in self.files("train"):
             texts = self.texts(path)

@@ -35,7 +35,7 @@ class Name(NamedTuple):
 
     @property
     def key(self) -> tuple[str | None, str]:
-        """What the names of several splits of a text share."""
+        """The common part of the names of several splits of a text."""
         return self.prefix, self.rest
 
 

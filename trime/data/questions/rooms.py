@@ -1,4 +1,4 @@
-"""Who is where: facts scattered over a long text, one of which answers a question; and passages of texts to hide facts in."""
+"""Questions about who is where: facts scattered over a long text, one of which answers; and passages to hide facts in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TALES = {"train": 1000, "valid": 200, "test": 200}
 
 
 class Rooms:
-    """Who is where, within the text of Python's help, in the form of bAbI's first task; built in, without a download.
+    """Built-in questions about who is where, hidden in the text of Python's help, in the form of bAbI's first task.
 
     ``count`` stories of 2 to 8 moves; contexts of ``min_words`` to ``words`` words (None: exactly ``words``).
     """

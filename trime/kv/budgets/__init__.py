@@ -1,1 +1,1 @@
-"""How the room of a model's memories is shared among its layers and heads."""
+"""Budgets: the shares of layers and heads in the room of a model's memories."""

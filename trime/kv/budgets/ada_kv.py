@@ -12,7 +12,7 @@ from trime.errors import UserError
 
 @dataclass(frozen=True)
 class AdaKV:
-    """How heads share the room of their layer by the scores of their entries, or of all layers (``across_layers``, as KVzip).
+    """Heads share the room of their layer by the scores of their entries, or of all layers (``across_layers``, as KVzip).
 
     Each head keeps at least the ``share`` of what all would keep evenly. UserError unless it lies between 0 and 1.
     """

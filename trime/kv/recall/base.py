@@ -1,4 +1,4 @@
-"""What stands for a block of a text's entries when queries look for the blocks that they attend to."""
+"""Keys of blocks of entries, by which queries find the blocks that they attend to."""
 
 from __future__ import annotations
 

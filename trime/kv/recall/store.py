@@ -34,7 +34,7 @@ Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (query, its positi
 
 @dataclass(frozen=True)
 class Recall:
-    """What queries get back: up to ``entries`` of a text that the memory does not hold, in blocks of ``block``.
+    """Settings of recall: queries get back up to ``entries`` that the memory does not hold, in blocks of ``block``.
 
     ``key`` says what stands for a block. ``folder``: where the entries are, in files that go with the cache; None: in main
     memory.
@@ -52,7 +52,7 @@ class Recall:
 
     @property
     def blocks(self) -> int:
-        """How many blocks are returned: a block may be in the memory in part, and is returned without that."""
+        """The number of blocks to return; entries that are still in the memory are skipped."""
         return -(-self.entries // self.block)
 
 

@@ -61,7 +61,7 @@ def concat_masses(several: list[ExpertMasses]) -> ExpertMasses:
 
 @dataclass
 class History:
-    """How well each expert predicted the document's earlier tokens: a decaying mean of log-probability for each of ``decays``.
+    """Each expert's record on the document's earlier tokens: a decaying mean of log-probability for each of ``decays``.
 
     With decay 0 it is the log-probability of the last token alone.
     """

@@ -87,7 +87,7 @@ class TranslationGraph(Graph):
 
     @cached_property
     def search(self) -> SearchSettings:
-        """How translations are searched for."""
+        """Settings of the beam search."""
         names = ("beam", "length_penalty", "min_length", "sentences", "unweighted_external", "batch_size")
         settings = {name: self.config.translation[name] for name in names}
         limits, scaled = tuple(self.config.translation.max_length), self.config.evaluate.scaled_interpolation

@@ -45,7 +45,7 @@ class Entries(NamedTuple):
 
 
 class StateScope(IntEnum):
-    """How far a memory's state reaches, in rising order."""
+    """The reach of a memory's state, in rising order."""
 
     NONE = 0  # each window is scored by itself
     DOCUMENT = 1

@@ -1,4 +1,4 @@
-"""Which memory entries a query may see, as pure functions of their positions (TRIME Fig. 2, Eq. 2-4).
+"""Visibility of memory entries to queries, as pure functions of their positions (TRIME Fig. 2, Eq. 2-4).
 
 Each visibility also says which tiles contain no visible pair, so that they are skipped, and in which tiles all pairs are
 visible, so that they need no mask.
