@@ -42,7 +42,7 @@ def hashed_fields(value: Any) -> dict[str, Any]:
     return {
         field.name: getattr(value, field.name)
         for field in dataclasses.fields(value)
-        if field.name not in free_fields(type(value)) and not field.metadata.get(FREE)
+        if field.name not in free_fields(value.__class__) and not field.metadata.get(FREE)
     }
 
 

@@ -102,8 +102,8 @@ def run_housekeeping(words: list[str]) -> int:
     try:
         validate(config)
         for stage in (LIST, DISK, PRUNE):
-            if stage.on_config and stage.name in config.stages:
-                stage.on_config(config)
+            if stage.standalone and stage.name in config.stages:
+                stage.standalone(config)
     except Exception as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
         return 1

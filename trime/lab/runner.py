@@ -33,14 +33,14 @@ def run(config: DictConfig) -> RunOutcome:
     """Run the configured stages, or with ``report.runs`` report finished runs; return the loss and the reported folders."""
     validate(config)
     stages, outcome = requested_stages(config), RunOutcome()
-    of_experiment = [stage for stage in stages if not stage.on_config]
+    of_experiment = [stage for stage in stages if not stage.standalone]
     if config.report.runs:
         report_finished_runs(config, [stage.name for stage in stages])
     elif of_experiment or not stages:
         outcome = run_experiment(config, of_experiment)
     for stage in stages:
-        if stage.on_config:
-            stage.on_config(config)
+        if stage.standalone:
+            stage.standalone(config)
     return outcome
 
 
@@ -54,7 +54,7 @@ def run_experiment(config: DictConfig, stages: Sequence[Stage]) -> RunOutcome:
             assist_training(graph, stages)
             log.info("this machine is done: the first one goes on alone (engine=ray shares the other stages)")
             return RunOutcome()
-        artefacts = [artefact for stage in stages if stage.of_run for artefact in stage.artefacts(graph)]
+        artefacts = [artefact for stage in stages if stage.kept_by_prune for artefact in stage.artefacts(graph)]
         missing = [artefact for artefact in artefacts if not artefact.folder.is_dir()]
         if artefacts:
             note_needs(graph.folder_of(names), [artefact.name for artefact in artefacts])
@@ -68,11 +68,11 @@ def run_experiment(config: DictConfig, stages: Sequence[Stage]) -> RunOutcome:
 
 def run_stage(graph: Any, stage: Stage) -> RunOutcome:
     """Make what a stage is to make, unless it exists already, and log which of the two it was; return what it adds."""
-    stage.before(graph)
+    stage.check(graph)
     for artefact in stage.artefacts(graph):
         made = artefact.make()
         log.info(f"{stage.name}: {'made' if made else 'found'} {os.path.relpath(artefact.folder)}")
-    outcome = stage.after(graph)
+    outcome = stage.report(graph)
     return outcome if isinstance(outcome, RunOutcome) else RunOutcome()
 
 
@@ -82,7 +82,7 @@ def assist_training(graph: Any, stages: Sequence[Stage]) -> None:
     for stage in stages[:training]:
         run_stage(graph, stage)
     if stages and stages[training].name == "fit" and stages[training].artefacts(graph):
-        stages[training].before(graph)
+        stages[training].check(graph)
         graph.fit.join_training()
 
 

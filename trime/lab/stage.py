@@ -38,18 +38,18 @@ class Stage:
     """A step of a run, by the ``name`` that ``stages=`` gives it.
 
     ``makes`` takes the graph of an experiment and returns the artefacts to build, in order; None among them is skipped.
-    ``before`` is called with the graph before they are built, and ``after`` when they are there; what ``after`` returns, if it
-    is a RunOutcome, is added to that of the run. A stage with ``on_config`` is about finished runs and takes the configuration
-    alone. ``has_log``: the run writes its messages into a file, too. ``of_run``: what it makes is needed by the run.
+    ``check`` is called with the graph before they are built, ``report`` afterwards; a RunOutcome that ``report`` returns is
+    added to that of the run. A ``standalone`` stage takes the configuration instead: it is about finished runs.
+    ``has_log``: the run also writes its messages into a file. ``kept_by_prune``: the run needs what the stage makes.
     """
 
     name: str
     makes: Callable[[Any], Sequence[Artefact | None]] = lambda graph: ()
-    before: Callable[[Any], object] = lambda graph: None
-    after: Callable[[Any], object] = lambda graph: None
-    on_config: Callable[[DictConfig], object] | None = None
+    check: Callable[[Any], object] = lambda graph: None
+    report: Callable[[Any], object] = lambda graph: None
+    standalone: Callable[[DictConfig], object] | None = None
     has_log: bool = False
-    of_run: bool = True
+    kept_by_prune: bool = True
 
     def artefacts(self, graph: Any) -> list[Artefact]:
         """Return the artefacts that this stage makes for an experiment, in order."""

@@ -169,7 +169,7 @@ def is_in_use(folder: Path) -> bool:
 
 # They import nothing that trains, so that the command line runs them at once.
 LIST, DISK, PRUNE = (
-    Stage("list", on_config=list_runs),
-    Stage("disk", on_config=show_disk),
-    Stage("prune", on_config=prune),
+    Stage("list", standalone=list_runs),
+    Stage("disk", standalone=show_disk),
+    Stage("prune", standalone=prune),
 )

@@ -252,4 +252,4 @@ def judge(results: dict[str, Any], holds_test_text: set[bool]) -> tuple[list[str
     return failed, passed
 
 
-AUDIT = Stage("audit", after=audit)
+AUDIT = Stage("audit", report=audit)

@@ -146,4 +146,4 @@ def serve_run(graph: Graph) -> None:
     serve(open_writer(graph), graph.config.serve.port)
 
 
-SERVE = Stage("serve", after=serve_run)
+SERVE = Stage("serve", report=serve_run)

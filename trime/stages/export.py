@@ -244,4 +244,4 @@ def upload(folder: Path, repository: str, private: bool) -> None:
     log.info(f"export: uploaded {folder} to {repository}")
 
 
-EXPORT = Stage("export", after=export)
+EXPORT = Stage("export", report=export)

@@ -245,4 +245,4 @@ class ExternalModel(Artefact):
         raise AssertionError("a given model is never built")
 
 
-FIT = Stage("fit", lambda graph: [None if graph.config.checkpoint else graph.model], before=lambda graph: graph.check_text())
+FIT = Stage("fit", lambda graph: [None if graph.config.checkpoint else graph.model], check=lambda graph: graph.check_text())

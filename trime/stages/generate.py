@@ -71,4 +71,4 @@ def read_prompt(file: str | None) -> str:
     return text
 
 
-GENERATE = Stage("generate", after=generate)
+GENERATE = Stage("generate", report=generate)

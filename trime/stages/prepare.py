@@ -240,5 +240,5 @@ def log_duplicates(graph: Any) -> None:
 PREPARE = Stage(
     "prepare",
     lambda graph: [graph.corpus, graph.evaluated_corpus, *(each.text for each in graph.memories.stored.values())],
-    after=log_duplicates,
+    report=log_duplicates,
 )

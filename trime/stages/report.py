@@ -173,5 +173,5 @@ def collect_answers(graph: Graph) -> AnsweringRun:
     )
 
 
-REPORT = Stage("report", after=report_run, has_log=True)
-ANSWER = Stage("answer", lambda graph: [graph.answer], after=report_answers, has_log=True)
+REPORT = Stage("report", report=report_run, has_log=True)
+ANSWER = Stage("answer", lambda graph: [graph.answer], report=report_answers, has_log=True)

@@ -189,4 +189,4 @@ def loss_on_valid(graph: Any) -> RunOutcome:
     return RunOutcome(graph.tune.tuned()["rows"][-1]["loss"])
 
 
-TUNE = Stage("tune", lambda graph: graph.tune.build_order(), after=loss_on_valid)
+TUNE = Stage("tune", lambda graph: graph.tune.build_order(), report=loss_on_valid)

@@ -212,4 +212,4 @@ def spread_positions(tokens: list[int], ends: set[int], room: int, draw: random.
 
 
 TRAIN_SMALL = Stage("train_small", lambda graph: [graph.small_model if is_pretrained(graph.config) else None])
-INIT_SMALL = Stage("init_small", lambda graph: [graph.initial_model], of_run=False)
+INIT_SMALL = Stage("init_small", lambda graph: [graph.initial_model], kept_by_prune=False)
