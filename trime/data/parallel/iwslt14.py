@@ -32,7 +32,7 @@ class IWSLT14(ParallelFolder):
     """The raw archive's folder (train.tags.de-en.de, IWSLT14.TED.dev2010.de-en.de.xml and so on), or files train.de, valid.de …
 
     Read from ``path`` or downloaded to ``cache``, without a checksum: ``notes`` compares the number of training pairs with the
-    published one, and a run on other text does not count in the ledger. Raw text is lower-cased if ``lower``, as published;
+    published one. Raw text is lower-cased if ``lower``, as published;
     but lengths are counted in words instead of Moses' tokens, so that slightly different pairs are left out and validated.
     """
 
