@@ -30,14 +30,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(f"python -m benchmarks {name}", description=module.__doc__)
     parser.add_argument("--json", type=Path, default=RESULTS / f"{name}.json", help="where the results are written")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--unprepared", action="store_true", help="on a CPU: without trime.common.cpu.prepare_cpu")
     module.add_arguments(parser)
     options = parser.parse_args(sys.argv[2:])
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"--device {options.device}: this machine has no CUDA device")
     if options.device == "cpu":
-        if not options.unprepared:
-            prepare_cpu()
+        prepare_cpu()
     else:
         torch.set_float32_matmul_precision("high")  # as in trainings in bfloat16, the default there
     measured = module.measure(options)

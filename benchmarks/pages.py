@@ -202,7 +202,7 @@ class Folder:
 @cache
 def published_sets() -> dict[str, dict[str, list[float]]]:
     """Return every set of published results in conf/, by its title: dev and test, or test alone, by the experiment's name."""
-    return dict(read(ROOT / "conf" / "published.yaml"))
+    return dict(read(conf("published.yaml")))
 
 
 def published(title: str, name: str) -> float | None:
@@ -303,7 +303,7 @@ def choices() -> dict[str, dict[str, str]]:
 
 def published_rows(table: str) -> list[dict[str, Any]]:
     """Return the rows of a folder of conf/experiment/reproduce: experiment, published results, and what differs from them."""
-    folder, rows = ROOT / "conf" / "experiment" / "reproduce", []
+    folder, rows = conf("experiment/reproduce"), []
     for file in sorted((folder / table).glob("*.yaml")):
         shared = [
             folder / f"{Path(name).name}.yaml"
@@ -321,7 +321,7 @@ def published_rows(table: str) -> list[dict[str, Any]]:
 def published_results(table: str, row: str) -> list[str]:
     """Return what conf/published_rows.yaml has for a row, each result with its column: of its table, then of each other."""
     found = []
-    for title, content in read(ROOT / "conf" / "published_rows.yaml").items():
+    for title, content in read(conf("published_rows.yaml")).items():
         is_own = title.replace(" ", "").lower() == table or (table == "released" and title == "Released checkpoints")
         given = published_sets().get(content.get("of", ""), {}).get(row, []) if is_own else []
         columns = ["test"] if len(given) == 1 else ["dev", "test"][: len(given)]
@@ -332,7 +332,7 @@ def published_results(table: str, row: str) -> list[str]:
 
 
 def conf(name: str) -> Path:
-    """Return a file of conf/."""
+    """Return a file or folder of conf/."""
     return ROOT / "conf" / name
 
 

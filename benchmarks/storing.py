@@ -40,7 +40,8 @@ def measure(options: argparse.Namespace) -> Measured:
             for name, call, path in (("add", memory.add, stored), ("fit", memory.fit, held_out)):
                 started = time.perf_counter()
                 call([path])
+                seconds = time.perf_counter() - started
                 tokens = len(memory) if name == "add" else len(tokenizer(held_out.read_text())["input_ids"])
-                row |= {f"{name}, tokens": tokens, f"{name}, tokens/s": round(tokens / (time.perf_counter() - started))}
+                row |= {f"{name}, tokens": tokens, f"{name}, tokens/s": round(tokens / seconds)}
             rows.append(row)
     return Measured(rows, [])

@@ -91,6 +91,8 @@ def test_results_are_found_wherever_they_were_kept(tmp_path: Path, capsys: pytes
     campaign.write_text(json.dumps({"name": "a", "results": json.loads(kept.read_text())}) + "\n")
     (found,) = find_runs([str(campaign)])
     assert found.name == "a"
+    find_runs([str(campaign), str(tmp_path / "absent")])
+    assert "absent matches no results" in capsys.readouterr().out
     campaign.write_text(campaign.read_text()[:-20])
     with pytest.raises(UserError, match=r"kept\.jsonl is truncated"):
         find_runs([str(campaign)])

@@ -24,8 +24,6 @@ PLACES = PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 INSTALLED = tuple(f"{place}/" for place in PLACES if place)
 FREE = "free"
 Free = Annotated[T, FREE]  # a field that cannot change a result, such as a device or a place: no hash contains it
-
-
 MOVED = {  # where classes are that settings of earlier versions name elsewhere
     "trime.memory.recall.": "trime.kv.recall.",
     "trime.memory.slots.": "trime.kv.",
@@ -85,38 +83,41 @@ def identity_of(value: Any) -> Any:
 
 
 def fingerprint_of(content: Any) -> str:
-    """Return the hash of plain data, in 12 digits; it depends on the code of classes that users name by ``_target_``."""
-    return hashlib.sha256(json.dumps(with_code(content), sort_keys=True).encode()).hexdigest()[:12]
-
-
-def with_code(content: Any) -> Any:
-    """Return plain data in which settings with a ``_target_`` of the user's own also have a hash of its code.
+    """Return the hash of plain data, in 12 digits; it depends on the code of classes that users name by ``_target_``.
 
     A class of this package that has moved has its first name, so that what was made before is found again.
     """
+    first = with_targets(content, {new: old for old, new in MOVED.items()})
+    return hashlib.sha256(json.dumps(with_code(first), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def with_code(content: Any) -> Any:
+    """Return plain data in which settings with a ``_target_`` of the user's own also have a hash of its code."""
     if isinstance(content, list | tuple):
         return [with_code(part) for part in content]
     if not isinstance(content, dict):
         return content
-    hashed = {name: with_code(part) for name, part in content.items()}
-    if isinstance(target := content.get("_target_"), str):
-        first = next((old + target.removeprefix(new) for old, new in MOVED.items() if target.startswith(new)), target)
-        hashed |= {"_target_": first} | ({"code": code} if (code := code_of(target)) else {})
-    return hashed
+    target = content.get("_target_")
+    code = code_of(target) if isinstance(target, str) else None
+    return {name: with_code(part) for name, part in content.items()} | ({"code": code} if code else {})
 
 
 def with_current_targets(content: Any) -> Any:
     """Return plain settings of any version, whose ``_target_`` name classes of this package where they are now."""
-    if isinstance(content, list):
-        return [with_current_targets(part) for part in content]
+    return with_targets(content, MOVED)
+
+
+def with_targets(content: Any, places: Mapping[str, str]) -> Any:
+    """Return plain data in which each ``_target_`` that begins with a key of ``places`` begins with its value instead."""
+    if isinstance(content, list | tuple):
+        return [with_targets(part, places) for part in content]
     if not isinstance(content, dict):
         return content
-    current = {name: with_current_targets(part) for name, part in content.items()}
+    renamed = {name: with_targets(part, places) for name, part in content.items()}
     if isinstance(target := content.get("_target_"), str):
-        current["_target_"] = next(
-            (new + target.removeprefix(old) for old, new in MOVED.items() if target.startswith(old)), target
-        )
-    return current
+        names = (new + target.removeprefix(old) for old, new in places.items() if target.startswith(old))
+        renamed["_target_"] = next(names, target)
+    return renamed
 
 
 def code_of(name: str) -> str | None:

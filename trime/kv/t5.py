@@ -76,12 +76,8 @@ class T5Encoder:
         self, tokens: Int[Tensor, "b t"], encoded: Float[Tensor, "b m e"], filled: Bool[Tensor, "b m"]
     ) -> Float[Tensor, "b t v"]:
         """Return the decoder's logits for tokens, over a memory of encoder outputs."""
-        hidden = self.run_decoder(tokens, encoded, filled).last_hidden_state
+        output = self.model.decoder(input_ids=tokens, encoder_hidden_states=encoded, encoder_attention_mask=filled.long())
+        hidden = output.last_hidden_state
         if self.model.config.scale_decoder_outputs:
             hidden = hidden * self.model.config.d_model**-0.5
         return self.model.lm_head(hidden)
-
-    def run_decoder(self, tokens: Tensor, encoded: Tensor, filled: Tensor, **options: bool) -> Any:
-        return self.model.decoder(
-            input_ids=tokens, encoder_hidden_states=encoded, encoder_attention_mask=filled.long(), **options
-        )

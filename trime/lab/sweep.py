@@ -35,7 +35,7 @@ FOLDER, OWNER = "TRIME_SWEEP", "TRIME_SWEEP_OWNER"  # environment variables, whi
 
 
 class JobResult(NamedTuple):
-    """Outcome of one job: its resolved configuration (YAML) or the error that ended it, its overrides, what it reported.
+    """Outcome of one job: its resolved configuration (YAML) or the error that ended it, and what it reported.
 
     ``loss`` is the dev loss of the experiment's own row; ``folders`` are those of the runs; ``made``: whether it made anything.
     """
@@ -45,7 +45,6 @@ class JobResult(NamedTuple):
     error: str | None = None
     folders: tuple[str, ...] = ()
     loss: float | None = None
-    overrides: tuple[str, ...] = ()
     made: bool = False
 
 
@@ -122,8 +121,7 @@ class Jobs:
             message = self.describe(error)
             print(f"error: {message}", file=sys.stderr)
             return JobResult(number, error=message)
-        overrides, folders = tuple(HydraConfig.get().overrides.task), tuple(map(str, outcome.folders))
-        return JobResult(number, OmegaConf.to_yaml(config), None, folders, outcome.loss, overrides, outcome.made)
+        return JobResult(number, OmegaConf.to_yaml(config), None, tuple(map(str, outcome.folders)), outcome.loss, outcome.made)
 
 
 def show_news_alone(shown: set[str]) -> None:

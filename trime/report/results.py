@@ -60,18 +60,21 @@ def find_runs(patterns: list[str]) -> list[RunResult]:
     A pattern names files (a .jsonl holds several runs), run folders, or folders below which all results are found. One line
     names the files that hold something else, and the patterns that match no results.
     """
-    campaigns: set[Path] = set()
     paths: set[Path] = set()
+    campaigns: set[Path] = set()
     others: set[Path] = set()
     for pattern in patterns:
         files: set[Path] = set()
+        kept: set[Path] = set()
         for path in map(Path, glob.glob(str(Path(pattern).expanduser()), recursive=True)):
             below = glob.glob(f"{glob.escape(str(path))}/**/*.json", recursive=True)  # follows links, as the pattern does
             files |= {*map(Path, below)} if path.is_dir() else {path} & {path.with_suffix(".json")}
-            campaigns |= {path} & {path.with_suffix(".jsonl")} if not (path.parent / RESULTS).exists() else set()
+            if path.suffix == ".jsonl" and not (path.parent / RESULTS).exists():
+                kept.add(path)
+        campaigns |= kept
         # Other JSON files beside or below a results.json are the run's own.
         files = {file for file in files if file.name == RESULTS or not any((up / RESULTS).exists() for up in file.parents)}
-        if not files and not campaigns and len(patterns) > 1:
+        if not files and not kept and len(patterns) > 1:
             print(f"report: {pattern} matches no results of a run")
         for file in files:
             try:
