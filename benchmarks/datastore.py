@@ -23,6 +23,7 @@ from benchmarks import external
 from benchmarks.external import Contestant
 from benchmarks.measure import Claim, Measured, alternately, ratio
 from trime.common.metrics import perplexity
+from trime.data.module import WindowLoader
 from trime.lab.runner import run
 from trime.models.network import Reader
 from trime.stages.encode import Encode
@@ -76,7 +77,7 @@ def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]],
     def read_only() -> None:
         reader, batches = Reader(network), store.batches(windows, network.is_stateful)
         with store.hardware.autocast():
-            for batch in store.windowing.loader(corpus, store.split, windows, batches):
+            for batch in WindowLoader(corpus.split(store.split), windows, batches, corpus.vocabulary.special_ids):
                 reader.encode(batch.to(device))
 
     def encode() -> None:

@@ -20,7 +20,6 @@ BELOW = {
     "report": "errors common",
     "data": "errors common",
     "data.datasets": "errors common data.segments data.tokenizers",
-    "data.parallel": "errors common data.datasets data.tokenizers data.byte_pairs data.corpus data.module data.segments",
     "data.questions": "errors common data.datasets data.tokenizers",
     "layers": "errors common",
     "kv": "errors common layers",
@@ -35,6 +34,7 @@ BELOW = {
     "text_memory": "errors common data kv models report scoring token_memory",
     "lab": "errors common config report token_memory.search training",
     "stages": "errors common config data decoding kv lab layers models report scoring token_memory training",
+    "translation": "errors common config data decoding lab layers models report scoring stages token_memory training",
     "bundle": "errors common config data decoding stages text_memory",
     "harness": "errors common bundle kv models",
 }

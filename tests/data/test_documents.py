@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer as Model
 from tokenizers import models, pre_tokenizers, trainers
 
-from trime.data.byte_pairs import JointBPE, train_pieces
+from trime.data.byte_pairs import train_pieces
 from trime.data.corpus import Corpus, build_corpus, symbol_counts
 from trime.data.datasets import Dataset
 from trime.data.datasets.base import SPLITS, lines_of
@@ -25,13 +25,14 @@ from trime.data.notes import (
     find_duplicates,
     find_near_copies,
 )
-from trime.data.parallel.folder import ParallelFolder
 from trime.data.segments import cut, scored_bytes
 from trime.data.tokenizers import EOS, Bytes, PythonSource, Tokenizer, Whitespace, Words
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.models.pretrained.tokenizer import END, PADDING, UNKNOWN, encode_prompt, encode_template, encode_text, save_tokenizer
 from trime.stages.generate import read_prompt
+from trime.translation.pairs.folder import ParallelFolder
+from trime.translation.pieces import JointBPE
 
 
 def folder_of(place: Path, *names: str) -> Path:

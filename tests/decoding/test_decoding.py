@@ -10,8 +10,8 @@ import torch
 
 from trime.decoding.attribution import Attribution
 from trime.decoding.generation import AttributedToken, agreeing_entries, top_entries
-from trime.decoding.translator import Beam
 from trime.token_memory.test.base import Entries
+from trime.translation.beam import Beam
 
 
 def markov(seed: int, words: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

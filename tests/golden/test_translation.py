@@ -10,8 +10,8 @@ import torch
 from tests.golden.published import PAD, arrays, index, parametrized
 from trime.common.types import Contexts, LogMass, TokenPosition
 from trime.scoring.mixtures.joint import joint_log_prob
-from trime.token_memory.train.in_batch_nearest import NearestInBatch
 from trime.token_memory.train.visibility import Others
+from trime.translation.nearest_in_batch import NearestInBatch
 
 CASES = index("misc/mt_loss.json")
 
@@ -19,7 +19,7 @@ CASES = index("misc/mt_loss.json")
 @parametrized("name", list(CASES))
 @pytest.mark.parametrize("rows", [7, 512])
 def test_loss(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trime.token_memory.train.in_batch_nearest.ROWS", rows)
+    monkeypatch.setattr("trime.translation.nearest_in_batch.ROWS", rows)
     case, vectors = CASES[name], arrays("misc/mt_loss.npz")
     words = torch.as_tensor(vectors["E"]).double().requires_grad_()
     x = torch.as_tensor(vectors[f"{name}_x"]).double().requires_grad_()

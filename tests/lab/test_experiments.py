@@ -21,7 +21,6 @@ from tests.helpers.decoders import model_of, tokenizer_of
 from tests.helpers.experiments import EVERY, TRANSLATE
 from trime.common.io import partial_of, plain
 from trime.config.check import check_parts, validate
-from trime.data.parallel.base import Parallel
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.models.network import build_network
@@ -30,6 +29,7 @@ from trime.stages import encode
 from trime.stages.graph import Graph
 from trime.stages.preflight import build_graph
 from trime.token_memory.search import index as indices
+from trime.translation.pairs.base import Parallel
 
 CONF = ROOT / "conf"
 OTHERS = {*TRANSLATE, "decoder_memory"}  # which needs a model

@@ -21,7 +21,7 @@ from trime.lab.artefact import Artefact
 from trime.lab.config_hash import config_hash, without
 from trime.stages.mixture import TuneMixture
 from trime.stages.preflight import build_graph
-from trime.stages.translation.graph import TranslationGraph
+from trime.translation.graph import TranslationGraph
 
 SEARCHED = ("beam", "length_penalty", "min_length", "max_length", "sentences", "unweighted_external")
 NOTHING: frozenset[str] = frozenset()

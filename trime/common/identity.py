@@ -32,6 +32,8 @@ MOVED = {  # where classes are that settings of earlier versions name elsewhere
     "trime.memory.retrieval.": "trime.token_memory.search.",
     "trime.models.layers.": "trime.layers.",
     "trime.data.questions.babilong.": "trime.data.questions.rooms.",
+    "trime.data.parallel.": "trime.translation.pairs.",
+    "trime.models.backbones.encoder_decoder.": "trime.translation.encoder_decoder.",
 }
 
 

@@ -35,6 +35,7 @@ from trime.config.fields import (
 )
 
 STAGES = ["import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report"]  # by default, in order
+LANGUAGE_MODEL = {"_target_": "trime.stages.graph.Graph", "_partial_": True}
 SMALL_MODEL = {
     "_target_": "trime.models.pretrained.small.Small",
     "kind": "decoder",
@@ -452,7 +453,7 @@ class Settings(Section):
     name: Name = free("trime_lab", "name of the run; experiments set it")
     seed: Size = setting(0, "seed of weights, batches and random draws")
     threads: Count | None = free(None, "threads of computations on the CPU; null: all cores")
-    task: Literal["language_model", "translation"] = setting("language_model", "set by experiments")
+    task: Part = setting(LANGUAGE_MODEL, "class of the experiment's data flow; experiments set it")
     stages: list[str] = free(STAGES, "stages to run, in this order; existing artefacts are reused")
     checkpoint: str | None = setting(
         None, "use instead of training: a folder fit-… or import-…, or a released fairseq checkpoint"

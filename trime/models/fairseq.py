@@ -1,7 +1,7 @@
 """Released checkpoints in fairseq's format, converted to this package's networks.
 
-Language models (TRIME, kNN-LM, Baevski & Auli), and encoder-decoders for translation (TRIME-MT: transformer_iwslt_de_en).
-Only tensors and plain values are unpickled; unknown architectures and weights are refused.
+Language models (TRIME, kNN-LM, Baevski & Auli). Only tensors and plain values are unpickled; unknown architectures and
+weights are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from trime.models.network import Network, build_network
 
 PAD = 1  # in every fairseq dictionary
 POSITIONS = 4096  # at least: sinusoids are computed, so windows may be longer than in training
-TRANSLATION_POSITIONS = 1024  # fairseq's default
 PLAIN_INPUT, SOFTMAX = "trime.layers.embeddings.PlainInput", "trime.layers.heads.Softmax"
 # Arguments that change the forward pass, and the values of them that are supported: most must be off.
 BOTH = ("decoder_learned_pos", "no_token_positional_embeddings", "no_scale_embedding")
@@ -32,14 +31,6 @@ LANGUAGE_MODEL: dict[str, tuple[Any, ...]] = {
     "activation_fn": ("relu", None),
     "decoder_normalize_before": (True, None),
 }
-TRANSLATION: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys((*BOTH, "encoder_learned_pos", "layernorm_embedding", "adaptive_input"), (False, None)),
-    **dict.fromkeys(("no_decoder_final_norm", "no_cross_attention", "cross_self_attention"), (False, None)),
-    "share_all_embeddings": (False, None),
-    "activation_fn": ("relu", None),
-    "adaptive_softmax_cutoff": (None,),
-}
-SIDES = {"layers": "layers", "heads": "attention_heads", "inner": "ffn_embed_dim", "width": "embed_dim"}  # equal on both sides
 SUBLAYERS = {
     "attention": "self_attn",
     "cross": "encoder_attn",
@@ -92,11 +83,6 @@ def read_checkpoint(path: Path) -> FairseqCheckpoint:
 def network_from_checkpoint(checkpoint: FairseqCheckpoint) -> tuple[Network, dict[str, Any]]:
     """Return a language model with the checkpoint's weights, and its conf/model; UserError where it is not supported."""
     return convert(checkpoint, language_model_config, language_model_sources)
-
-
-def translation_network_from_checkpoint(checkpoint: FairseqCheckpoint) -> tuple[Network, dict[str, Any]]:
-    """Return an encoder-decoder, as ``network_from_checkpoint`` returns a language model."""
-    return convert(checkpoint, translation_config, translation_sources)
 
 
 def convert(
@@ -192,32 +178,6 @@ def language_model_config(checkpoint: FairseqCheckpoint) -> dict[str, Any]:
     return {"embedding": embedding, "backbone": backbone, "head": head}
 
 
-def translation_config(checkpoint: FairseqCheckpoint) -> dict[str, Any]:
-    """Return the same for an encoder-decoder."""
-    args, weights = checkpoint.args, checkpoint.weights
-    if not str(args.get("arch", "")).startswith("transformer") or "encoder_layers" not in args:
-        raise UserError(f"the checkpoint's architecture {args.get('arch')} is not supported, only transformer_iwslt_de_en is")
-    check_supported(args, TRANSLATION)
-    for name in SIDES.values():
-        if args[f"encoder_{name}"] != args[f"decoder_{name}"]:
-            raise UserError(f"the checkpoint's encoder_{name} and decoder_{name} differ, which is not supported")
-    norm_first = {side: bool(args.get(f"{side}_normalize_before")) for side in ("encoder", "decoder")}
-    if norm_first["decoder"] != has_final_norm(weights):
-        raise UserError("the checkpoint has no norm after its pre-norm decoder, or one after a post-norm one: not supported")
-    backbone = {
-        "_target_": "trime.models.backbones.encoder_decoder.EncoderDecoder",
-        **{ours: args[f"decoder_{theirs}"] for ours, theirs in SIDES.items() if ours != "width"},
-        "positions": min(args.get(f"max_{side}_positions") or TRANSLATION_POSITIONS for side in ("source", "target")),
-        "key": "f",  # translation.key overrides it
-        "pad": PAD,
-        "source_vocabulary": len(weights["encoder.embed_tokens.weight"]),
-        **{f"{side}_norm_first": first for side, first in norm_first.items()},
-    }
-    embedding = {"_target_": PLAIN_INPUT, "width": args["decoder_embed_dim"], "pad": PAD}
-    head = {"_target_": SOFTMAX, "tied": bool(args.get("share_decoder_input_output_embed"))}
-    return {"embedding": embedding, "backbone": backbone, "head": head}
-
-
 def language_model_sources(name: str) -> list[str]:
     """Return the names of the checkpoint's weights that are concatenated in a parameter of a language model."""
     owner, module, *rest = name.split(".")
@@ -236,24 +196,3 @@ def language_model_sources(name: str) -> list[str]:
     if sublayer == ["attention", "out_proj"]:
         return [f"layers.{number}.self_attn.out_proj.{kind}"]
     return [f"layers.{number}.{SUBLAYERS['.'.join(sublayer)]}.{kind}"]
-
-
-def translation_sources(name: str) -> list[str]:
-    """Return the names of the checkpoint's weights that are concatenated in a parameter of an encoder-decoder."""
-    owner, module, *rest = name.split(".")
-    names = {
-        "embedding": "embed_tokens.weight",
-        "source_embedding": "encoder.embed_tokens.weight",
-        "encoder_norm": f"encoder.layer_norm.{rest[-1] if rest else ''}",
-        "final_norm": f"layer_norm.{rest[-1] if rest else ''}",
-    }
-    if owner == "head":
-        return ["output_projection.weight"]
-    if module in names:
-        return [names[module]]
-    number, *sublayer, kind = rest
-    layer = f"{'encoder.' if module == 'encoder' else ''}layers.{number}"
-    projections = {"q_proj": ["q"], "kv_proj": ["k", "v"], "out_proj": ["out"]}.get(sublayer[-1])
-    if projections:
-        return [f"{layer}.{SUBLAYERS[sublayer[0]]}.{projection}_proj.{kind}" for projection in projections]
-    return [f"{layer}.{SUBLAYERS['.'.join(sublayer)]}.{kind}"]

@@ -19,7 +19,7 @@ from trime.lab.provenance import PROVENANCE, provenance
 from trime.report.results import read_run
 from trime.report.run_result import Dataset, Datastore, Row, ScoredRun, ScoredText, Subsets, Training
 from trime.stages.graph import Graph
-from trime.stages.prepare import PreparedText
+from trime.stages.prepare import Prepare
 
 MAKING = [stage for stage in STAGES if stage != "report"]  # stages that make artefacts
 
@@ -74,7 +74,7 @@ def collect_results(graph: Graph, also: Iterable[Artefact] = ()) -> ScoredRun:
     )
 
 
-def dataset_of(prepared: PreparedText) -> Dataset:
+def dataset_of(prepared: Prepare) -> Dataset:
     """Return name, location, fingerprints, vocabulary size, notes of a corpus; tokens, bytes, share of unknown by split."""
     corpus, given = prepared.corpus(), prepared.dataset  # the prepared text may have been another folder of the same files
     statistics, splits = corpus.statistics, corpus.statistics["splits"]

@@ -30,7 +30,7 @@ from trime.lab.engines import Advance
 from trime.lab.manifest import check_manifest
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.lab.stage import Stage
-from trime.stages.prepare import PreparedText
+from trime.stages.prepare import Prepare
 from trime.token_memory.search.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.token_memory.search.index import (
     AUTO,
@@ -290,7 +290,7 @@ class ExternalStore(Artefact):
         raise AssertionError("a given datastore is never built")
 
 
-def duplicates_in_store(text: PreparedText, split: str, store: ExternalStore) -> Iterator[str]:
+def duplicates_in_store(text: Prepare, split: str, store: ExternalStore) -> Iterator[str]:
     """Yield a note if documents of a split are also in a datastore.
 
     A datastore with a budget of tokens holds the starts of documents: no more of any document is compared. One of the split

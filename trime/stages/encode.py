@@ -24,7 +24,7 @@ from trime.common.io import check_room, write_json, write_tensors
 from trime.common.metrics import ResourceUsage, Usage
 from trime.common.types import Batch, Contexts, LogMass, Tensor, TokenPosition, contexts_of, is_token
 from trime.data.corpus import Corpus, content_hash
-from trime.data.module import batches_by_length, sequential_batches
+from trime.data.module import WindowLoader, batches_by_length, sequential_batches
 from trime.data.segments import Segments
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
@@ -33,8 +33,8 @@ from trime.lab.parts import ArtefactInParts, Parts
 from trime.lab.stage import Stage
 from trime.models.network import Reader
 from trime.stages.model_io import CARRIED, ModelSettings, check_positions
-from trime.stages.prepare import PreparedText
-from trime.stages.windows import Portion, Windows
+from trime.stages.prepare import Prepare
+from trime.stages.windows import Portion, TextWindows
 from trime.token_memory.search.datastore import Shards, stored_keys, stored_numbers
 from trime.token_memory.test.base import Window
 from trime.training.hardware import Hardware
@@ -54,9 +54,9 @@ class Encode(ArtefactInParts):
     summary_file = "encode.json"
 
     portion: Portion
-    corpus: PreparedText
+    corpus: Prepare
     model: Artefact
-    windowing: Windows
+    windowing: TextWindows
     reading: dict[str, Any]  # how the model reads text, beside its weights
     hardware: Hardware
     settings: Free[ModelSettings]  # with which the model is opened
@@ -123,7 +123,7 @@ class Encode(ArtefactInParts):
             "split": self.split,
             "text": corpus.fingerprint(self.split),
             "dataset": corpus.statistics["name"],
-            "bounded": getattr(self.windowing, "bounded", True),
+            "bounded": self.windowing.bounded,
             "characters": corpus.statistics["characters"],
         }
 
@@ -134,7 +134,8 @@ class Encode(ArtefactInParts):
 
         A stateful model reads one window at a time, in order; for others, windows of like length share a batch.
         """
-        for batch in self.windowing.loader(corpus, self.split, windows, self.batches(windows, reader.network.is_stateful)):
+        batches = self.batches(windows, reader.network.is_stateful)
+        for batch in WindowLoader(corpus.split(self.split), windows, batches, corpus.vocabulary.special_ids):
             with self.hardware.autocast():
                 yield self.columns(reader, batch.to(device), first)
 

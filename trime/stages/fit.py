@@ -31,8 +31,8 @@ from trime.lab.stage import Stage
 from trime.models.network import Network, save_network
 from trime.stages.model_io import check_positions, save_transformers
 from trime.stages.pack import Pack
-from trime.stages.prepare import PreparedText
-from trime.stages.training_task import TrainingTask
+from trime.stages.prepare import Prepare
+from trime.stages.training_task import LanguageModelTraining
 from trime.training.callbacks.checkpoints import BestWeights
 from trime.training.callbacks.forecast import Forecast
 from trime.training.callbacks.history import History
@@ -56,9 +56,9 @@ class Fit(Artefact):
 
     kind, format = "fit", 3
 
-    corpus: PreparedText
+    corpus: Prepare
     pack: Pack | None
-    task: TrainingTask
+    task: LanguageModelTraining
     weights: dict[str, Any]  # what the weights depend on before they are trained
     trainer: TrainerSettings
     accumulate: int  # micro-batches per update

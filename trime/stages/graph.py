@@ -25,6 +25,9 @@ from trime.lab.engines import Engine, Job, Local, MakePart
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.lab.stage import known_stages
 from trime.lab.tracking import build_loggers
+from trime.models.network import Network
+from trime.report.page import Section
+from trime.report.run_result import ScoredRun
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.rows import MixtureSpecs, rows_of
 from trime.stages.analysis.run_analysis import PerToken, RunAnalysis
@@ -33,19 +36,19 @@ from trime.stages.datastore import ExternalStore, duplicates_in_store
 from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.fit import ExternalModel, Fit, Services
-from trime.stages.import_checkpoint import Import, ImportedModel
+from trime.stages.import_checkpoint import Import
 from trime.stages.memories import Memories, Sources
 from trime.stages.mixture import MixtureSettings, TuneMixture, given_mixture
 from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.pack import Pack
-from trime.stages.prepare import Prepare, PreparedText, VocabularySettings, copies_within, duplicates_of
+from trime.stages.prepare import Prepare, VocabularySettings, copies_within, duplicates_of
 from trime.stages.pretrained import is_pretrained, vocabulary_source
 from trime.stages.questions.answer import Answer
 from trime.stages.questions.train_small import InitSmall, TrainSmall
 from trime.stages.scoring import Scoring
-from trime.stages.training_task import LanguageModelTraining, TrainingTask, task_settings
+from trime.stages.training_task import LanguageModelTraining
 from trime.stages.tune import Tune, TunedRows
-from trime.stages.windows import Portion, TextWindows, Windows
+from trime.stages.windows import Portion, TextWindows
 from trime.training.hardware import Hardware, launch
 from trime.training.trainer import TrainerSettings
 
@@ -53,15 +56,17 @@ from trime.training.trainer import TrainerSettings
 class Graph:
     """Data flow: corpus (and neighbours) to model, model and corpora to encodings, encodings to results."""
 
-    importer: type[ImportedModel] = Import  # the stage that imports released checkpoints
-    cuts_segments = True  # False: a sentence is a segment
+    importer: type[Import] = Import  # of released checkpoints
+    packer: type[Pack] = Pack
+    at_test = "similarity"  # the setting by which memories at test compare contexts
+    samples_title = "Test text, scored"
 
     def __init__(self, config: DictConfig):
         self.config = config
-        self.corpora: dict[str, PreparedText] = {}  # by the settings of their datasets
+        self.corpora: dict[str, Prepare] = {}  # by the settings of their datasets
         self.stores: dict[str, Artefact] = {}  # by the settings of their datastores
 
-    def corpus_of(self, dataset: DictConfig | None) -> PreparedText:
+    def corpus_of(self, dataset: DictConfig | None) -> Prepare:
         """Return the corpus of a dataset in the main vocabulary, the main corpus for None; the same for the same settings."""
         if not dataset:
             return self.corpus
@@ -70,7 +75,7 @@ class Graph:
             self.corpora[key] = self.prepare(dataset, self.fixed_vocabulary or self.corpus.source())
         return self.corpora[key]
 
-    def prepare(self, dataset: DictConfig, source: VocabularySource | None) -> PreparedText:
+    def prepare(self, dataset: DictConfig, source: VocabularySource | None) -> Prepare:
         """Return the corpus of a dataset in its own vocabulary, or in that of a ``source``."""
         return Prepare(plain(dataset), VocabularySettings(**plain(self.config.vocabulary)), self.lab, source)
 
@@ -95,7 +100,7 @@ class Graph:
         return ModelSettings.of(self.config)
 
     @cached_property
-    def corpus(self) -> PreparedText:
+    def corpus(self) -> Prepare:
         """The corpus that is trained on."""
         return self.prepare(self.config.dataset, self.fixed_vocabulary)
 
@@ -110,7 +115,7 @@ class Graph:
         return VocabularySource(vocabulary.fingerprint, lambda: vocabulary) if vocabulary else None
 
     @cached_property
-    def evaluated_corpus(self) -> PreparedText:
+    def evaluated_corpus(self) -> Prepare:
         """The corpus that is tuned and tested on."""
         return self.corpus_of(self.config.evaluate.get("dataset"))
 
@@ -121,8 +126,7 @@ class Graph:
         if not needed or not self.config.train.updates or self.config.checkpoint:
             return None
         segments, neighbours = self.config.segments, plain(self.config.neighbours)
-        length = segments.length if self.cuts_segments else None
-        return Pack(self.corpus, length, segments.bounded, self.config.batching.k, neighbours, self.lab)
+        return self.packer(self.corpus, segments.length, segments.bounded, self.config.batching.k, neighbours, self.lab)
 
     @cached_property
     def model(self) -> Artefact:
@@ -133,7 +137,7 @@ class Graph:
         return ExternalModel(self.config.checkpoint, self.lab) if is_folder else self.imported
 
     @cached_property
-    def imported(self) -> ImportedModel:
+    def imported(self) -> Import:
         """The released checkpoint that ``checkpoint=`` names, as a model of this package."""
         return self.importer(self.config.checkpoint, plain(self.config.dictionary), self.lab)
 
@@ -157,17 +161,16 @@ class Graph:
             lab=self.lab,
         )
 
-    def training_task(self) -> TrainingTask:
+    def training_task(self) -> LanguageModelTraining:
         """Return what is trained."""
-        segments = self.config.segments
-        return LanguageModelTraining(**task_settings(self.config), length=segments.length, bounded=segments.bounded)
+        return LanguageModelTraining.of(self.config)
 
     def lengths_in_training(self) -> dict[str, int]:
         """Return what the model must be able to read: segments, and windows unless it reads any length with its memories."""
         segments = {"segments.length": self.config.segments.length} if self.config.train.updates else {}
         return segments | ({} if self.model_settings.reads_any_length else self.windows(self.config, False).lengths())
 
-    def windows(self, config: DictConfig, for_datastore: bool) -> Windows:
+    def windows(self, config: DictConfig, for_datastore: bool) -> TextWindows:
         """Return how a split is cut into the windows that are encoded."""
         return TextWindows.of(config, for_datastore)
 
@@ -190,7 +193,7 @@ class Graph:
         """The encoded test split."""
         return self.encode(self.config, "evaluate", "test", self.evaluated_corpus)
 
-    def encode(self, config: DictConfig, section: str, split: str, corpus: PreparedText) -> Encode:
+    def encode(self, config: DictConfig, section: str, split: str, corpus: Prepare) -> Encode:
         """Return the encoded portion of a split that a section of a configuration asks for."""
         return Encode(
             portion=Portion.of(config, section, split),
@@ -204,7 +207,7 @@ class Graph:
             lab=self.lab,
         )
 
-    def text_of(self, config: DictConfig) -> PreparedText:
+    def text_of(self, config: DictConfig) -> Prepare:
         """Return the corpus that the section ``datastore`` of a configuration names."""
         return self.corpus_of(config.datastore.get("dataset"))
 
@@ -251,6 +254,25 @@ class Graph:
             for store in given:
                 notes += duplicates_in_store(text, split, store)
         return notes
+
+    @property
+    def reads_pieces(self) -> bool:
+        """Whether tokens are pieces of words."""
+        return is_pretrained(self.config)
+
+    def check_settings(self) -> None:
+        """Raise UserError at the first setting that this kind of experiment cannot work with."""
+        padding, trains = self.config.compatibility.padding, not (self.config.checkpoint or is_pretrained(self.config))
+        if padding is not None and trains and not self.config.vocabulary.fairseq:
+            raise UserError(
+                f"compatibility.padding={padding} (compatibility=published) is <unk> in our vocabularies: "
+                "add vocabulary.fairseq=true"
+            )
+
+    def check_network(self, network: Network) -> None:
+        """Raise UserError if a network, which may be on the device ``meta``, cannot do what this experiment needs."""
+        if getattr(network.backbone, "needs_source", False):
+            raise UserError("model=translation is for translations: leave it out")
 
     def check_text(self) -> None:
         """Raise UserError, before a model is trained, if a later stage could not work with this text."""
@@ -323,6 +345,14 @@ class Graph:
         """The losses of every row on the test split."""
         memory = self.model_settings.memory()
         return Evaluate(self.test, self.tune, self.scoring, memory, plain(self.config.eviction), self.lab)
+
+    def own_samples(self) -> Artefact | None:
+        """Return what the report shows of test in place of passages of its text, if there is such."""
+        return None
+
+    def own_sections(self, run: ScoredRun) -> list[Section]:
+        """Return sections of the report's page that are of this kind of experiment alone."""
+        return []
 
     @cached_property
     def analysis(self) -> RunAnalysis | None:

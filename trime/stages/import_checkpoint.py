@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,13 +28,13 @@ RECORDED_ARGUMENTS = ("arch", "task", "criterion", "tokens_per_sample", "max_tok
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImportedModel(Artefact):
+class Import(Artefact):
     """An imported model: ``model.safetensors``, ``model.json``, ``vocabulary.json``, and its origin in ``imported.json``."""
 
     kind, format = "import", 2
 
     checkpoint: Free[str]  # identity() has the hash of its content, and of the dictionaries'
-    dictionary: Free[Any]  # a file; two for translation, the source language's first
+    dictionary: Free[Any]  # its file
     lab: Free[Lab]
 
     @property
@@ -63,15 +62,6 @@ class ImportedModel(Artefact):
             f"import: {content['arch']}, {network.parameter_count:,} parameters; evaluate it with checkpoint={self.folder}"
         )
 
-    @abstractmethod
-    def convert(self, folder: Path, released: FairseqCheckpoint) -> Network:
-        """Write weights, vocabulary and description; return the network."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Import(ImportedModel):
-    """An imported language model."""
-
     @property
     def dictionary_file(self) -> Path:
         """The checkpoint's dictionary; UserError if none is named."""
@@ -88,6 +78,7 @@ class Import(ImportedModel):
         return {"checkpoint": self.content, "vocabulary": self.vocabulary.fingerprint}
 
     def convert(self, folder: Path, released: FairseqCheckpoint) -> Network:
+        """Write weights, vocabulary and description; return the network."""
         network, description = network_from_checkpoint(released)
         check_size(self.dictionary_file, self.vocabulary, network.backbone.embedding)
         save_network(network, folder / "model.safetensors")

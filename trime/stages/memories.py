@@ -26,8 +26,7 @@ from trime.scoring.scorer import memory_names
 from trime.stages.datastore import BuildIndex, ExternalStore, check_faiss, check_index, check_index_factory
 from trime.stages.encode import Encode
 from trime.stages.model_io import ModelSettings, check_positions
-from trime.stages.prepare import PreparedText
-from trime.stages.windows import TextWindows
+from trime.stages.prepare import Prepare
 from trime.token_memory.search.datastore import Datastore, check_k
 from trime.token_memory.search.index import AUTO
 from trime.token_memory.test.base import Memory, MemoryTraits, StateScope
@@ -44,7 +43,7 @@ class Suffixes(Artefact):
 
     kind, stage, format, summary_file = "suffixes", "datastore", 2, "suffixes.json"
 
-    text: PreparedText
+    text: Prepare
     split: str
     bounded: bool  # documents are separate; else the text is one stream
     lab: Free[Lab]
@@ -74,7 +73,7 @@ class Sources:
     """
 
     config: DictConfig
-    text: Callable[[DictConfig], PreparedText]
+    text: Callable[[DictConfig], Prepare]
     store: Callable[[DictConfig], Artefact]
     lab: Lab
     largest_k: int | None = None
@@ -90,7 +89,7 @@ class StoredMemory(MemoryTraits, ABC):
         self.name, self.sources, self.config = name, sources, sources.config
 
     @cached_property
-    def text(self) -> PreparedText:
+    def text(self) -> Prepare:
         """The prepared text that entries are from."""
         return self.sources.text(self.config)
 
@@ -211,9 +210,7 @@ class DatastoreMemory(StoredMemory):
         check_k(self.index.largest_k, entries)
         if not self.config.checkpoint:
             reads = ModelSettings.of(self.config)
-            lengths = (
-                {} if reads.reads_any_length or reads.task == "translation" else TextWindows.of(self.config, True).lengths()
-            )
+            lengths = {} if reads.reads_any_length else self.store.windowing.lengths()
             check_positions(model.backbone.get("positions"), lengths, reads.is_pretrained)
             if width := model.get("width"):
                 check_index(self.config.index, entries, width)

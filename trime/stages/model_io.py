@@ -27,15 +27,16 @@ CARRIED = "this model carries its state from window to window: set evaluate.cont
 class ModelSettings:
     """The model of a configuration: how it is built, and how it reads at evaluation."""
 
-    task: str
     model: dict[str, Any]  # conf/model
     eviction: dict[str, Any]  # the policy of a memory inside the model, at evaluation
     dropped_in_band: bool
+    chosen_at_test: tuple[str, ...] = ()  # settings of the backbone that a trained model takes from the configuration
 
     @classmethod
-    def of(cls, config: DictConfig) -> ModelSettings:
+    def of(cls, config: DictConfig, chosen_at_test: tuple[str, ...] = ()) -> ModelSettings:
         """Return the settings of a configuration."""
-        return cls(config.task, plain(config.model), plain(config.eviction), config.compatibility.dropped_in_band)
+        settings = plain(config.model), plain(config.eviction), config.compatibility.dropped_in_band
+        return cls(*settings, chosen_at_test)
 
     @property
     def is_pretrained(self) -> bool:
@@ -96,8 +97,7 @@ class ModelSettings:
                 raise UserError(f"{folder} was made from other weights than model.name={name} holds, or with other model.lora")
             description["model"] = self.parts()  # settings of inference may have changed
         head, backbone = description["model"]["head"], description["model"]["backbone"]
-        if self.task == "translation":  # the key of contexts is a setting of inference
-            backbone["key"] = self.model["backbone"]["key"]
+        backbone |= {name: self.model["backbone"][name] for name in self.chosen_at_test}
         if "dropped_in_band" in head:
             head["dropped_in_band"] = self.dropped_in_band
         model = OmegaConf.create(self.with_memory(description["model"]))

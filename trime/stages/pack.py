@@ -12,15 +12,15 @@ import numpy as np
 from trime.common.identity import Free
 from trime.common.io import write_array
 from trime.common.parts import build
+from trime.data.corpus import Split
 from trime.data.neighbours import TermTable, english, excluded_ranges, segment_terms
-from trime.data.parallel.corpus import sentence_segments
-from trime.data.segments import training_segments
+from trime.data.segments import Segments, training_segments
 from trime.errors import UserError
 from trime.lab.artefact import Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts
 from trime.lab.stage import Stage
-from trime.stages.prepare import PreparedText
+from trime.stages.prepare import Prepare
 
 QUERIES = 2048  # per file of results
 
@@ -31,8 +31,8 @@ class Pack(ArtefactInParts):
 
     kind = "pack"
 
-    corpus: PreparedText
-    length: int | None  # tokens of the segments that are compared; None: sentences
+    corpus: Prepare
+    length: int  # tokens of the segments that are compared
     bounded: bool  # a segment ends with its document
     k: int  # neighbours of a segment
     neighbours: dict[str, Any]  # conf/neighbours: how they are found
@@ -41,6 +41,10 @@ class Pack(ArtefactInParts):
     def root(self) -> Path:
         """Return ``paths.data/packed``, which experiments share."""
         return self.lab.data / "packed"
+
+    def segments(self, text: Split) -> Segments:
+        """Return the segments that are compared."""
+        return training_segments(text, self.length, self.bounded)
 
     def open_parts(self, folder: Path) -> PackParts:
         return PackParts(self, folder)
@@ -68,10 +72,7 @@ class PackParts(Parts):
     def __init__(self, pack: Pack, folder: Path):
         self.pack, self.folder, self.corpus = pack, folder, pack.corpus.corpus()
         self.text = self.corpus.split("train")
-        if pack.length is None:
-            self.segments = sentence_segments(self.text)
-        else:
-            self.segments = training_segments(self.text, pack.length, pack.bounded)
+        self.segments = pack.segments(self.text)
         self.sizes = [min(QUERIES, len(self.segments) - start) for start in range(0, len(self.segments), QUERIES)]
 
     def file(self, number: int) -> Path:

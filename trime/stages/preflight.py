@@ -15,10 +15,7 @@ from trime.common.cpu import prepare_cpu
 from trime.common.io import plain
 from trime.common.parts import build
 from trime.config.check import check_parts
-from trime.config.schema import STAGES
-from trime.data.batching.published import Budget
 from trime.errors import UserError, install_command
-from trime.models.backbones.encoder_decoder import EncoderDecoder
 from trime.models.network import Network, build_network
 from trime.report.report_runs import check_report
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
@@ -26,15 +23,13 @@ from trime.scoring.rows import NOT_FITTED, memories_of, rows_of, traits_of
 from trime.stages.graph import Graph
 from trime.stages.memories import Memories
 from trime.stages.mixture import given_mixture
-from trime.stages.model_io import CARRIED, ModelSettings
+from trime.stages.model_io import CARRIED
 from trime.stages.pretrained import is_pretrained
-from trime.stages.translation.graph import TranslationGraph
 from trime.stages.windows import TextWindows
 from trime.token_memory.train.visibility import Previous
 from trime.training.hardware import Hardware
 from trime.training.trainer import TrainerSettings
 
-GRAPHS: dict[str, type[Graph]] = {"language_model": Graph, "translation": TranslationGraph}
 SYMBOLS = 2**16  # of a vocabulary, to try a model
 # Arguments of Lightning's trainer that the lab gives it, and the setting that decides each.
 DECIDED_BY = {
@@ -53,8 +48,8 @@ DECIDED_BY = {
 
 
 def build_graph(config: DictConfig) -> Graph:
-    """Return the graph of an experiment by its task."""
-    return GRAPHS[config.task](config)
+    """Return the graph of an experiment, of the class that ``task`` names."""
+    return build(config.task, "task")(config)
 
 
 def open_graph(config: DictConfig) -> Graph:
@@ -69,6 +64,7 @@ def check(config: DictConfig) -> None:
     """Raise UserError at the first setting that cannot work."""
     check_parts(plain(config))
     check_report(config)
+    graph = build_graph(config)
     pretrained = is_pretrained(config)
     reads = {"train_small", "answer"} & {*config.stages}
     if reads and not pretrained:
@@ -79,13 +75,12 @@ def check(config: DictConfig) -> None:
     if config.dictionary and not config.checkpoint:
         raise UserError("dictionary= belongs to a released checkpoint: name it, checkpoint=FILE")
     check_rows(config)
-    check_memories(config)
-    if config.task == "translation":
-        check_translation(config)
+    check_memories(graph)
+    graph.check_settings()
     if pretrained:
         check_pretrained(config)
     elif not config.checkpoint:
-        check_model(config)
+        check_model(graph)
 
 
 def check_trainer(config: DictConfig) -> None:
@@ -110,8 +105,9 @@ def check_trainer(config: DictConfig) -> None:
     instantiate_setting(config, "schedule")
 
 
-def check_memories(config: DictConfig) -> None:
+def check_memories(graph: Graph) -> None:
     """Raise UserError if a memory in training, or the search of the external memory, cannot be built."""
+    config = graph.config
     if config.index.device == "cuda" and config.index.engine == "local" and not torch.cuda.is_available():
         raise UserError("index.device=cuda: this machine has no CUDA device; set index.device=cpu")
     asked = {"index.engine": config.index.engine == "ray", "engine": "address" in config.engine}
@@ -127,27 +123,22 @@ def check_memories(config: DictConfig) -> None:
     if isinstance(getattr(memory, "visibility", None), Previous) and config.memory.stale and not batching.contiguous_rows:
         raise UserError("memory=previous needs rows that continue from batch to batch: set batching=streams")
     instantiate_setting(config, "neighbours")
-    pieces = config.task == "translation" or is_pretrained(config)
-    if pieces and config.neighbours.get("analyzer") == "english":
+    if graph.reads_pieces and config.neighbours.get("analyzer") == "english":
         raise UserError("neighbours.analyzer=english reads words, and tokens here are pieces of words: set raw")
     if config.model.get("gate") and (memory is None or is_pretrained(config)) and not config.checkpoint:
         raise UserError(
             "model.gate=true is learned with a memory in training, and not by pretrained models: choose memory=local"
         )
-    at_test = "index.metric" if config.task == "translation" else "similarity"
-    metric = config.memory.get("metric", OmegaConf.select(config, at_test))
-    if metric != OmegaConf.select(config, at_test):
-        raise UserError(
-            f"memory.metric={metric} in training and {OmegaConf.select(config, at_test)} at test: set {at_test} alone"
-        )
-    memories = build_graph(config).memories
-    for stored in memories.stored.values():
+    at_test = OmegaConf.select(config, graph.at_test)
+    metric = config.memory.get("metric", at_test)
+    if metric != at_test:
+        raise UserError(f"memory.metric={metric} in training and {at_test} at test: set {graph.at_test} alone")
+    for stored in graph.memories.stored.values():
         stored.check_settings()
-    rows = [row for row in rows_of(config) if isinstance(row, MixtureSpec)] if config.task == "language_model" else []
-    for row in rows:
-        check_metrics(memories, row.joint, config.similarity)
+    for row in (row for row in graph.table if isinstance(row, MixtureSpec)):
+        check_metrics(graph.memories, row.joint, at_test)
         for part in row.interpolations:
-            check_metrics(memories, part.memories, None)
+            check_metrics(graph.memories, part.memories, None)
 
 
 def check_metrics(memories: Memories, joined: tuple[str, ...], vocabulary: str | None) -> None:
@@ -185,8 +176,6 @@ def check_rows(config: DictConfig) -> None:
         instantiate_setting(config, "mixture.model")
     for row in (row for row in rows_of(config) if isinstance(row, FittedMixtureSpec)):
         given_mixture(config)
-        if config.task == "translation" and model.get("history"):
-            raise UserError("translations of a beam have no history: set mixture.model.history=[]")
         if config.compatibility.sorted_windows:  # windows are then not read in the order of the text
             ordered = [name for name in row.memories if traits_of(config, name).needs_text_order]
             if ordered:
@@ -195,36 +184,6 @@ def check_rows(config: DictConfig) -> None:
                 raise UserError(
                     "mixture.model.history knows a text in its order: set compatibility=none, or mixture.model.history=[]"
                 )
-
-
-def check_translation(config: DictConfig) -> None:
-    """Raise UserError if a translation experiment cannot work."""
-    stages = {*config.stages} - {*STAGES}
-    if stages:
-        raise UserError(f"stage {min(stages)} is not for translation: leave it out of stages")
-    if not isinstance(instantiate_setting(config, "batching"), Budget):
-        raise UserError("translation needs batching=budget or budget_bm25: leave others out")
-    if config.vocabulary.max_size is None and not config.dataset.get("cut"):
-        raise UserError("vocabulary.max_size=null: the number of byte pairs to learn is needed: set vocabulary.max_size=10000")
-    max_length = list(config.translation.max_length)
-    if len(max_length) != 2 or sum(max_length) <= 0:
-        raise UserError(f"translation.max_length={max_length}: it must be two numbers a and b: n pieces become at most a n + b")
-    analysed = config.evaluate.analysis or config.evaluate.per_token
-    if config.evaluate.dataset or config.datastore.dataset or analysed:
-        names = "evaluate.dataset, datastore.dataset, evaluate.analysis, evaluate.per_token"
-        raise UserError(f"translation has no {names}: leave them out")
-    memories = [row.memories for row in rows_of(config)]
-    first = sum(not own for own in memories)  # rows without memory
-    own_k = [
-        name for names in memories for name in names if OmegaConf.select(config, f"test_memories.{name}.index.k") is not None
-    ]
-    if own_k:
-        raise UserError(
-            f"test_memories.{own_k[0]}.index.k: of a translation, translation.k lists the K that are tried: set that alone"
-        )
-    searched = all(len(names) == 1 and traits_of(config, *names).is_searched for names in memories[first:])
-    if not searched or any(memories[:first]) or not first:
-        raise UserError("evaluate.rows: of a translation the first row has no memory, and later ones a datastore's alone")
 
 
 def check_pretrained(config: DictConfig) -> None:
@@ -277,14 +236,9 @@ def check_guided(config: DictConfig) -> None:
         )
 
 
-def check_model(config: DictConfig) -> None:
+def check_model(graph: Graph) -> None:
     """Raise UserError if the model cannot be built, with the memory inside it that evaluation uses."""
-    if config.compatibility.padding is not None and config.task == "language_model" and not config.vocabulary.fairseq:
-        raise UserError(
-            f"compatibility.padding={config.compatibility.padding} (compatibility=published) is <unk> in our vocabularies: "
-            "add vocabulary.fairseq=true"
-        )
-    model = ModelSettings.of(config)
+    config, model = graph.config, graph.model_settings
     if "memory_size" in config.model:
         if isinstance(plain(config.model.memory_size), list):
             raise UserError(
@@ -298,8 +252,7 @@ def check_model(config: DictConfig) -> None:
     except (RuntimeError, ZeroDivisionError, IndexError) as error:  # of PyTorch, at sizes below 1
         reason = " ".join(str(error).split())
         raise UserError(f"the model cannot be built ({reason}): see model.* and model.backbone.*") from error
-    if (config.task == "translation") != isinstance(network.backbone, EncoderDecoder):
-        raise UserError("model=translation is for translations, and they need it: leave other models out")
+    graph.check_network(network)
 
 
 def longest_context(config: DictConfig) -> int:

@@ -6,7 +6,6 @@ import copy
 import json
 import logging
 import math
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,26 +62,23 @@ class VocabularySettings:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PreparedText(Artefact):
-    """The corpus of a dataset."""
+class Prepare(Artefact):
+    """The corpus of a dataset, in a vocabulary of its own or in that of another text or model."""
 
     kind, format = "prepare", 2
 
     described: Free[dict[str, Any]]  # the dataset, as conf/dataset describes it; identity() has what decides which text it is
     vocabulary: VocabularySettings
     lab: Free[Lab]
+    others: Free[VocabularySource | None] = None
 
     def root(self) -> Path:
         """Return ``paths.data/prepared``, which experiments share."""
         return self.lab.data / "prepared"
 
-    @property
-    @abstractmethod
-    def dataset(self) -> Dataset:
-        """The dataset; of parallel text, its target side."""
-
     def identity(self) -> Any:
-        return super().identity() | self.text_identity()
+        others = {"vocabulary": self.others.name} if self.others else {}
+        return super().identity() | self.text_identity() | others
 
     def text_identity(self) -> dict[str, Any]:
         """Return what decides which text it is, wherever it lies: the settings of the dataset, and a hash of its files."""
@@ -99,24 +95,16 @@ class PreparedText(Artefact):
 
     def source(self) -> VocabularySource:
         """Return this corpus's vocabulary as a source for other corpora."""
-        return VocabularySource(self.fingerprint, lambda: self.corpus().vocabulary)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Prepare(PreparedText):
-    """The corpus of a dataset, in a vocabulary of its own or in that of another text or model."""
-
-    others: Free[VocabularySource | None] = None
-
-    def identity(self) -> Any:
-        return super().identity() | ({"vocabulary": self.others.name} if self.others else {})
+        tokenizer = self.others.tokenizer if self.others else self.learned
+        return VocabularySource(self.fingerprint, lambda: self.corpus().vocabulary, tokenizer)
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The dataset; UserError if it is parallel text."""
+        """The dataset; UserError if it is none of a text."""
         dataset = build(self.described)
         if not isinstance(dataset, Dataset):
-            raise UserError(f"{type(dataset).__name__} is parallel text, for experiment=mt_vanilla, knn_mt or trime_mt")
+            kind = type(dataset).__name__
+            raise UserError(f"{kind} is no text of documents: parallel text is for experiment=mt_vanilla, knn_mt or trime_mt")
         dataset.lab_folders = lab_folders(self.lab)
         if self.others and self.others.tokenizer:
             dataset.tokenizer, dataset.characters = self.others.tokenizer, False
@@ -149,9 +137,6 @@ class Prepare(PreparedText):
             return Vocabulary.from_counts(counts, None, 0)
         return training_vocabulary(self.dataset, settings.max_size, settings.min_count, settings.fairseq)
 
-    def source(self) -> VocabularySource:
-        return super().source()._replace(tokenizer=self.others.tokenizer if self.others else self.learned)
-
 
 def lab_folders(lab: Lab) -> tuple[Path, ...]:
     """Return the folders in which the lab writes; a user's text may lie beside them in ``paths.outputs`` or ``paths.data``."""
@@ -159,16 +144,14 @@ def lab_folders(lab: Lab) -> tuple[Path, ...]:
     return (lab.outputs, *inside, *(lab.data / name for name in ("prepared", "packed", "raw")))
 
 
-def copies_within(text: PreparedText, split: str) -> Iterator[str]:
+def copies_within(text: Prepare, split: str) -> Iterator[str]:
     """Yield a note if documents of a split are copies of one another."""
     corpus = text.corpus()
     if split in corpus.statistics["splits"] and (copies := find_copies([*corpus.documents(split)])):
         yield describe_copies(copies, corpus.split(split).lengths, split, corpus.names(split))
 
 
-def duplicates_of(
-    text: PreparedText, split: str, other: PreparedText, other_split: str, hides_own: bool = False
-) -> Iterator[str]:
+def duplicates_of(text: Prepare, split: str, other: Prepare, other_split: str, hides_own: bool = False) -> Iterator[str]:
     """Yield notes if documents of a split, or most of them, are in another split of the text, or in another text.
 
     ``hides_own``: the other text is that of a datastore, which hides each document from itself if it is the same split.

@@ -29,7 +29,6 @@ from trime.stages.collect import collect_results, keep_provenance, made_from
 from trime.stages.evaluate import policy_name
 from trime.stages.graph import Graph
 from trime.stages.samples.text_samples import OutOfTimeError, samples_of
-from trime.stages.translation.graph import TranslationGraph
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +73,7 @@ def report_run(graph: Graph) -> RunOutcome:
         if panels := figure.panels(run, folder / "metrics.csv"):
             pictures[name] = save_panels(panels, folder / f"{name}.png", headline, figure.height(run))
             sections += picture_sections(figure.title, panels, figure.note)
-    translations = translations_section(graph, run) if isinstance(graph, TranslationGraph) else []
-    sections += [*translations, *sample_sections(samples, "Translations" if translations else "Test text, scored")]
+    sections += [*graph.own_sections(run), *sample_sections(samples, graph.samples_title)]
     files = ["results.json", "config.yaml", "table.csv", "metrics.csv", TOKENS, "log.txt"]
     facts = [
         tables.text_facts(run),
@@ -122,15 +120,6 @@ def notes_of(run: ScoredRun) -> list[str]:
         tables.EDGE_NOTE: any(row.at_grid_edge for row in run.metrics["valid"]),
     }
     return [*tables.text_notes(run), *(note for note, applies in notes.items() if applies)]
-
-
-def translations_section(graph: TranslationGraph, run: ScoredRun) -> list[Section]:
-    """Return a section of test sentences with their translations as a list, which is empty if none are to be shown."""
-    count, rows = graph.config.report.samples.passages, [row.memories for row in run.metrics["test"]]
-    examples = graph.evaluate.translations.examples(count) if count else []
-    shown = [Table(["", "text"], [*map(list, zip(["source", "reference", *rows], texts, strict=True))]) for texts in examples]
-    note = "Sentences spread over test: the source, its reference, and the translation by each row of the table."
-    return [Section("Translations", note, shown)] if shown else []
 
 
 def report_answers(graph: Graph) -> RunOutcome:

@@ -1,12 +1,11 @@
-"""Training tasks: each has its network, batches, Lightning module and callbacks."""
+"""What is trained: network, batches, Lightning module and callbacks."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytorch_lightning as pl
@@ -26,8 +25,8 @@ from trime.training.language_model import LanguageModel, UpdateSettings
 
 
 @dataclass(frozen=True)
-class TrainingTask(ABC):
-    """The parts of a training that depend on what is trained, and the settings of its batches and updates."""
+class LanguageModelTraining:
+    """Training on segments of ``length`` tokens, and the settings of its batches and updates."""
 
     batching: dict[str, Any]  # conf/batching
     memory: dict[str, Any]  # conf/memory
@@ -38,26 +37,47 @@ class TrainingTask(ABC):
     plain_updates: int  # the first ones train the plain language model (TRIME 5.2)
     model: Free[ModelSettings]
     validate_tokens: Free[int | None]  # of a validation; None: all
+    length: int
+    bounded: bool  # segments end with their document
 
-    @abstractmethod
+    @classmethod
+    def of(cls, config: DictConfig, **further: Any) -> Self:
+        """Return the training that a configuration describes; ``further`` are fields of a subclass."""
+        train, names = config.train, ("batching", "memory", "optimizer", "schedule", "seed")
+        return cls(
+            **{name: plain(config[name]) for name in names},
+            padded=config.compatibility.padding is not None,
+            plain_updates=math.ceil(train.plain_share * train.updates),
+            model=ModelSettings.of(config),
+            validate_tokens=parse_token_count(train.validate_tokens),
+            length=config.segments.length,
+            bounded=config.segments.bounded,
+            **further,
+        )
+
     def network(self, corpus: Corpus) -> Network:
         """Return a new network for the corpus's vocabulary."""
+        return build_network(self.model.parts(), len(corpus.vocabulary))
 
-    @abstractmethod
     def describe(self, folder: Path, corpus: Corpus, trained: dict[str, Any]) -> None:
         """Write ``model.json``, from which the network is built again."""
+        write_description(folder, self.model.parts(), corpus.vocabulary, trained)
 
-    @abstractmethod
     def data(self, corpus: Corpus, neighbours: np.ndarray | None, is_stateful: bool) -> TextDataModule:
         """Return the training batches in planned order, and the batches of a validation.
 
         ``neighbours`` [segments k] are those of training segments, if the batching needs them; a stateful model reads rows that
         continue from batch to batch.
         """
+        batching = build(self.batching)
+        if is_stateful and not batching.contiguous_rows:
+            raise UserError("this backbone's rows continue from batch to batch: set batching=streams")
+        cutting = self.length, self.bounded, self.validate_tokens
+        return TextDataModule(None, corpus.folder, batching, *cutting, neighbours)
 
-    @abstractmethod
     def module(self, network: Network) -> LanguageModel:
         """Return the Lightning module that trains the network."""
+        return LanguageModel(network, *self.module_parts())
 
     def module_parts(self) -> tuple[Any, UpdateSettings, Any, Any]:
         """Return what a Lightning module needs beside its network: memory in training, settings, optimiser and schedule."""
@@ -73,38 +93,3 @@ class TrainingTask(ABC):
     def best_weights(self, folder: Path) -> BestWeights:
         """Return the callback that keeps the weights of the best validation, the one with the lowest objective."""
         return BestWeights(folder)
-
-
-@dataclass(frozen=True)
-class LanguageModelTraining(TrainingTask):
-    """Training on segments of ``length`` tokens."""
-
-    length: int
-    bounded: bool  # segments end with their document
-
-    def network(self, corpus: Corpus) -> Network:
-        return build_network(self.model.parts(), len(corpus.vocabulary))
-
-    def describe(self, folder: Path, corpus: Corpus, trained: dict[str, Any]) -> None:
-        write_description(folder, self.model.parts(), corpus.vocabulary, trained)
-
-    def data(self, corpus: Corpus, neighbours: np.ndarray | None, is_stateful: bool) -> TextDataModule:
-        batching = build(self.batching)
-        if is_stateful and not batching.contiguous_rows:
-            raise UserError("this backbone's rows continue from batch to batch: set batching=streams")
-        cutting = self.length, self.bounded, self.validate_tokens
-        return TextDataModule(None, corpus.folder, batching, *cutting, neighbours)
-
-    def module(self, network: Network) -> LanguageModel:
-        return LanguageModel(network, *self.module_parts())
-
-
-def task_settings(config: DictConfig) -> dict[str, Any]:
-    """Return the arguments of a TrainingTask from a configuration."""
-    train, names = config.train, ("batching", "memory", "optimizer", "schedule", "seed")
-    return {name: plain(config[name]) for name in names} | {
-        "padded": config.compatibility.padding is not None,
-        "plain_updates": math.ceil(train.plain_share * train.updates),
-        "model": ModelSettings.of(config),
-        "validate_tokens": parse_token_count(train.validate_tokens),
-    }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +9,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from trime.common.identity import Free
-from trime.common.types import Batch
 from trime.data.corpus import Corpus
-from trime.data.module import WindowLoader
 from trime.data.segments import Segments, cut, cut_lines, document_offsets, parse_token_count
 
 
@@ -47,36 +43,14 @@ class Portion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows(ABC):
-    """The windows of a split, and the order in which they are read."""
-
-    bounded: bool = True  # windows end with their document
-    sorted: bool = False  # they are read from shortest to longest rather than in the order of the text
-
-    @abstractmethod
-    def cut(self, corpus: Corpus, portion: Portion) -> Segments:
-        """Return the windows of a portion of a corpus, in the order in which they are read."""
-
-    def lengths(self) -> dict[str, int]:
-        """Return the tokens that a model reads at once, by the settings that decide it; none if the text does."""
-        return {}
-
-    def loader(self, corpus: Corpus, split: str, windows: Segments, batches: list[list[int]]) -> Iterable[Batch]:
-        """Return batches of windows, by their numbers."""
-        return WindowLoader(corpus.split(split), windows, batches, corpus.vocabulary.special_ids)
-
-    def check(self, corpus: Corpus, description: dict[str, Any]) -> None:
-        """Raise UserError if a model, by its description, cannot read the corpus."""
-        return
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextWindows(Windows):
+class TextWindows:
     """Windows of ``block`` tokens, each read with the ``context`` tokens before it.
 
     Each token costs (block + context) / block tokens that are read. ``lines``: a window is as many whole lines as fit.
     """
 
+    bounded: bool = True  # windows end with their document
+    sorted: bool = False  # they are read from shortest to longest rather than in the order of the text
     block: int
     context: int
     lines: bool
@@ -96,9 +70,11 @@ class TextWindows(Windows):
         )
 
     def lengths(self) -> dict[str, int]:
+        """Return the tokens that a model reads at once, by the settings that decide it; none if the text does."""
         return {f"{self.section}.block + {self.section}.context": self.block + self.context}
 
     def cut(self, corpus: Corpus, portion: Portion) -> Segments:
+        """Return the windows of a portion of a corpus, in the order in which they are read."""
         text = corpus.split(portion.split)
         offsets = document_offsets(text, self.bounded)
         sizes = self.block, self.context, portion.tokens, portion.sample
@@ -106,3 +82,7 @@ class TextWindows(Windows):
         if self.context or not self.sorted:
             return windows
         return windows.take(np.argsort(windows.length, kind="stable"))  # so the published code reads windows without context
+
+    def check(self, corpus: Corpus, description: dict[str, Any]) -> None:
+        """Raise UserError if a model, by its description, cannot read the corpus."""
+        return

@@ -10,7 +10,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
-from torch.nn import functional as F
 
 from trime.common.metrics import perplexity
 from trime.common.types import Batch, Contexts, LogMass, Tensor, is_token
@@ -19,7 +18,6 @@ from trime.models.network import Network, Reader, shard_weights
 from trime.scoring.mixtures.joint import joint_log_prob, memory_share
 from trime.token_memory.train.distributed import all_gather_varlen, all_reduce_sum, rank_rows, world_size
 from trime.token_memory.train.in_batch import InBatch, StaleContexts, local_draw
-from trime.token_memory.train.in_batch_nearest import NearestInBatch
 from trime.training.schedules import check_scheduler_state, with_schedule
 
 SHOWN = 0.05  # weight of the newest update in the loss that the bar shows
@@ -41,7 +39,7 @@ class LanguageModel(pl.LightningModule):
     def __init__(
         self,
         network: Network,
-        memory: InBatch | NearestInBatch | None,
+        memory: InBatch | None,
         training: UpdateSettings,
         optimizer: Callable[..., torch.optim.Optimizer],
         schedule: Callable[[int], float],
@@ -172,20 +170,3 @@ class LanguageModel(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         return with_schedule(self.optimizer_factory(self.parameters(), lr=self.schedule(0)), self.schedule)
-
-
-class TranslationModule(LanguageModel):
-    """Trains translation; ``smoothing`` is the label smoothing of the plain training loss (Eq. 5 has none, as published)."""
-
-    def __init__(self, *arguments: Any, smoothing: float = 0.0):
-        super().__init__(*arguments)
-        self.smoothing = smoothing
-
-    def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
-        """Return the loss of each target piece in nats, and the memory's share of the mass."""
-        if not (self.training and self.smoothing and (self.memory is None or plain)):
-            return super().losses(batch, draw, plain)
-        f = self.reader.encode(batch).f[batch.scored]
-        logits = F.linear(f, self.network.head.weight).float()
-        losses = F.cross_entropy(logits, batch.targets[batch.scored], reduction="none", label_smoothing=self.smoothing)
-        return losses, torch.zeros_like(losses)

@@ -30,7 +30,7 @@ from trime.lab.artefact import Artefact, Lab
 from trime.lab.config_hash import QUESTION_PLACES, without
 from trime.lab.stage import Stage
 from trime.models.pretrained.tokenizer import END, PADDING, encode_prompt, encode_text, save_tokenizer, train_word_level
-from trime.stages.prepare import PreparedText
+from trime.stages.prepare import Prepare
 from trime.stages.pretrained import is_pretrained
 from trime.training.answering import AnsweringModule, QuestionBatch
 from trime.training.trainer import TrainerSettings, quiet, run_training
@@ -111,7 +111,7 @@ class InitSmall(Artefact):
     model: dict[str, Any]
     vocabulary: int
     seed: int
-    text: Free[PreparedText]  # the tokenizer learns from its lines, which need not be prepared
+    text: Free[Prepare]  # the tokenizer learns from its lines, which need not be prepared
     lab: Free[Lab]
 
     def identity(self) -> Any:

@@ -1,4 +1,4 @@
-"""samples: passages or translations of the test text, token by token, with the share of each memory and the entries used.
+"""samples: passages of the test text, token by token, with the share of each memory and the entries used.
 
 Drawing them takes long beside the rest of a report. Each is kept as it is drawn, so that the same command, killed or out of
 time, goes on with the next.
@@ -20,13 +20,10 @@ from trime.common.identity import Free
 from trime.common.io import plain, write_atomically, write_json
 from trime.common.progress import Progress
 from trime.data.corpus import evenly_spaced
-from trime.decoding.translator import Translator
 from trime.lab.artefact import Artefact, Lab
 from trime.stages.generate import extend_shown
 from trime.stages.graph import Graph
-from trime.stages.samples.writers import GeneratedToken, StoredText, Writer, describe_step, last_row_memories
-from trime.stages.translation.graph import TranslationGraph
-from trime.stages.translation.translate import Translate
+from trime.stages.samples.writers import GeneratedToken, Writer, last_row_memories
 
 BLANKS = {"\n": "↵\n", " ": "␣", "": "·"}  # what is shown for a token of white space, or of a part of a character
 
@@ -72,44 +69,7 @@ class Samples(Artefact):
         return {"document": name, "row": writer.label, "before": writer.text(before), "tokens": annotated}
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class TranslationSamples(Artefact):
-    """``samples.json``: translations of the report page, with the last row's memory and tuned settings."""
-
-    kind, stage, format = "samples", "report", 3
-    summary_file = "samples.json"
-
-    translations: Translate
-    passages: int
-    entries: int  # of memories, shown per piece
-    minutes: Free[float | None]  # no further translation is drawn that would end later
-    graph: Free[TranslationGraph]
-    lab: Free[Lab]
-
-    def build(self, folder: Path) -> None:
-        rows = self.translations.tune.rows()
-        translator = self.translations.translator(len(rows) - 1)
-        (memory,) = (self.graph.memories.stored[name] for name in rows[-1].memories)
-        stored = StoredText(memory, self.graph.corpus.corpus())
-        numbers = evenly_spaced(self.translations.scores()[-1]["sentences"], self.passages)
-        draws = [partial(self.translation, translator, stored, number, rows[-1].label) for number in numbers]
-        samples = draw_all(draws, folder, self.minutes, time.monotonic)
-        write_json(folder / "samples.json", samples, ensure_ascii=False)
-
-    def translation(self, translator: Translator, stored: StoredText, number: int, row: str) -> dict[str, Any]:
-        """Return a sentence's translation, whose pieces are annotated with their attribution."""
-        corpus = translator.corpus
-        steps = translator.steps(corpus.sources.split("test").document(number).tolist(), number)
-        described = [
-            describe_step(step, self.entries, translator.text, lambda _, entry: stored.locate(entry)) for step in steps
-        ]
-        written = [step.token for step in steps]
-        texts = [translator.text(written[:end]) for end in range(1, len(written) + 1)]
-        name, before = corpus.names("test")[number], f"{corpus.source_text('test', number)} → "
-        return {"document": name, "row": row, "before": before, "tokens": annotate(described, texts, "")}
-
-
-def samples_of(graph: Graph) -> Samples | TranslationSamples | None:
+def samples_of(graph: Graph) -> Artefact | None:
     """Return a run's samples; None if its last row has no memories or one that holds the test text itself."""
     shown = plain(graph.config.report.samples)
     if not shown["passages"] or not last_row_memories(graph):
@@ -117,11 +77,8 @@ def samples_of(graph: Graph) -> Samples | TranslationSamples | None:
     test = graph.evaluated_corpus.corpus().fingerprint("test")
     if any(memory.fingerprint() == test for memory in graph.memories.stored.values()):
         return None
-    if isinstance(graph, TranslationGraph):
-        del shown["before"], shown["tokens"]
-        return TranslationSamples(graph.evaluate.translations, **shown, graph=graph, lab=graph.lab)
-    if graph.model_settings.reads_any_length:
-        return None
+    if (own := graph.own_samples()) or graph.model_settings.reads_any_length:
+        return own
     return Samples(graph.evaluate, **shown, graph=graph, lab=graph.lab)
 
 

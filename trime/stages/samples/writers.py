@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 
 from trime.common.pretrained import is_encoder_decoder
 from trime.data.datasets.base import lines_of
-from trime.data.parallel.corpus import ParallelCorpus
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.decoding.generation import (
@@ -48,11 +47,11 @@ class GeneratedToken(NamedTuple):
 
 
 class StoredText:
-    """The text that a memory is read from; ``pairs`` are the sentence pairs of a memory of translations."""
+    """The text that a memory is read from; ``tokenizer``: by default that of its dataset."""
 
-    def __init__(self, memory: StoredMemory, pairs: ParallelCorpus | None = None):
-        self.memory, self.corpus, self.pairs = memory, memory.text.corpus(), pairs
-        self.tokenizer = pairs.tokenizer if pairs else memory.text.dataset.tokenizer
+    def __init__(self, memory: StoredMemory, tokenizer: Tokenizer | None = None):
+        self.memory, self.corpus = memory, memory.text.corpus()
+        self.tokenizer = tokenizer or memory.text.dataset.tokenizer
 
     def locate(self, number: int) -> tuple[str, str]:
         """Return the text of an entry up to its target, and its place; only the number if the text is not available."""
@@ -63,8 +62,7 @@ class StoredText:
         tokens = self.corpus.split(split).document(document)[max(0, position - CONTEXT) : position + 1].tolist()
         words = self.tokenizer.text([self.corpus.vocabulary.symbols[token] for token in tokens])
         name, lines = self.corpus.names(split)[document], self.lines(split, document)
-        where = f"{name}, line {lines[position]:,}" if lines is not None else f"{name}, token {position:,}"
-        return words, f"{split}, {where}: {self.pairs.source_text(split, document)}" if self.pairs else where
+        return words, f"{name}, line {lines[position]:,}" if lines is not None else f"{name}, token {position:,}"
 
     @cache  # noqa: B019 (it lives as long as the process writes)
     def lines(self, split: str, document: int) -> np.ndarray | None:

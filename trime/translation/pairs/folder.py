@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from trime.data.datasets.base import existing_folder, lines_of, printable
-from trime.data.parallel.base import Pair
 from trime.errors import UserError
+from trime.translation.pairs.base import Pair
 
 
 class ParallelFolder:

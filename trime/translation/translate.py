@@ -15,8 +15,6 @@ from trime.common.identity import Free
 from trime.common.io import read_json_lines, write_atomically, write_json
 from trime.common.metrics import ResourceUsage, Usage
 from trime.data.corpus import evenly_spaced
-from trime.data.parallel.corpus import ParallelCorpus
-from trime.decoding.translator import SearchSettings, Translator
 from trime.lab.artefact import Lab
 from trime.lab.engines import Advance
 from trime.lab.parts import ArtefactInParts, Parts
@@ -26,6 +24,8 @@ from trime.stages.encode import Encode
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.memories import Memories
 from trime.stages.tune import TunedRows
+from trime.translation.beam import SearchSettings, Translator
+from trime.translation.pairs.corpus import ParallelCorpus
 
 log = logging.getLogger(__name__)
 

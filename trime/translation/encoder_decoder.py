@@ -130,6 +130,7 @@ class EncoderDecoder(nn.Module):
     """
 
     is_stateful = False
+    needs_source = True  # a batch must have the sentences that are translated
 
     def __init__(
         self,

@@ -11,15 +11,15 @@ import torch
 from trime.common.identity import Free
 from trime.common.types import Bool, Contexts, Float, Int, Tensor, TokenPosition
 from trime.data.corpus import Split
-from trime.data.parallel.corpus import ParallelCorpus
 from trime.decoding.attribution import Attribution, expert_distributions, fitted_attribution, grid_attribution
 from trime.decoding.generation import AttributedToken
-from trime.models.backbones.encoder_decoder import DecoderCache, EncodedSource, EncoderDecoder
 from trime.models.network import Network
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.token_memory.search.datastore import KNNMemory
 from trime.token_memory.test.base import Entries
 from trime.training.hardware import Hardware
+from trime.translation.encoder_decoder import DecoderCache, EncodedSource, EncoderDecoder
+from trime.translation.pairs.corpus import ParallelCorpus
 
 StepFunction = Callable[[Int[Tensor, " n"], Int[Tensor, " n"]], Float[Tensor, "n v"]]
 MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # so that the end of a sentence is never impossible

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from trime.data.parallel.base import Pair
+from trime.translation.pairs.base import Pair
 
 NOUNS = {
     "Mann": ("m", "man"),

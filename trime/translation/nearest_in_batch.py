@@ -11,26 +11,24 @@ from trime.common.choices import Metric
 from trime.common.types import Contexts, Float, LogMass, Tensor
 from trime.token_memory.similarity import similarity
 from trime.token_memory.train.distributed import gather_contexts
+from trime.token_memory.train.in_batch import InBatch
 from trime.token_memory.train.objective.tiles import slices
 from trime.token_memory.train.visibility import Visibility
 
 ROWS = 512  # queries whose similarities are in memory at a time
 
 
-class NearestInBatch:
+class NearestInBatch(InBatch):
     """The ``k`` most similar contexts of the batch under a visibility (None: all), at a training temperature.
 
     Gradient reaches the selected contexts alone. ValueError unless ``k`` and ``temperature`` are positive.
     """
 
-    stale = 0
-
     def __init__(self, visibility: Visibility, k: int | None, temperature: float = 1.0, metric: Metric = "ip"):
         if k is not None and k < 1:
             raise ValueError(f"k={k}: keep at least one memory, or null for all: set memory.k")
-        if temperature <= 0:
-            raise ValueError(f"temperature={temperature} must be positive: set memory.temperature")
-        self.visibility, self.k, self.temperature, self.metric = visibility, k, temperature, metric
+        super().__init__(visibility, temperature=temperature, metric=metric)
+        self.k = k
 
     def mass(
         self,

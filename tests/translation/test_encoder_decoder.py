@@ -7,7 +7,7 @@ import torch
 
 from trime.errors import UserError
 from trime.layers.embeddings import PlainInput
-from trime.models.backbones.encoder_decoder import EncoderDecoder
+from trime.translation.encoder_decoder import EncoderDecoder
 
 
 @pytest.fixture

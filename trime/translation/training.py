@@ -9,23 +9,26 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
+from torch.nn import functional as F
 
 from trime.common.parts import build
+from trime.common.types import Batch, Tensor
 from trime.data.corpus import Corpus
-from trime.data.parallel.corpus import PairDataModule, ParallelCorpus
-from trime.decoding.translator import SearchSettings, Translator
 from trime.models.network import Network, build_network
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.model_io import write_description
-from trime.stages.training_task import TrainingTask
-from trime.stages.translation.translate import score_translations
+from trime.stages.training_task import LanguageModelTraining
 from trime.training.callbacks.checkpoints import BestWeights
-from trime.training.language_model import TranslationModule
+from trime.training.language_model import LanguageModel
+from trime.translation.beam import SearchSettings, Translator
+from trime.translation.pairs.corpus import PairDataModule, ParallelCorpus
+from trime.translation.translate import score_translations
 
 
 @dataclass(frozen=True)
-class TranslationTraining(TrainingTask):
-    """Training on sentence pairs; the best validation may be the one with the highest BLEU."""
+class TranslationTraining(LanguageModelTraining):
+    """Training on whole sentence pairs; the best validation may be the one with the highest BLEU."""
 
     smoothing: float
     joined_dictionary: bool
@@ -73,3 +76,20 @@ class BleuValidation(pl.Callback):
         references = self.corpus.references("valid")[: self.settings.sentences]
         texts = [*chain.from_iterable(translator.translate(self.corpus.sources.split("valid"), 0, len(references)))]
         pl_module.log("valid/bleu", score_translations(texts, references)["bleu"])
+
+
+class TranslationModule(LanguageModel):
+    """Trains translation; ``smoothing`` is the label smoothing of the plain training loss (Eq. 5 has none, as published)."""
+
+    def __init__(self, *arguments: Any, smoothing: float = 0.0):
+        super().__init__(*arguments)
+        self.smoothing = smoothing
+
+    def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
+        """Return the loss of each target piece in nats, and the memory's share of the mass."""
+        if not (self.training and self.smoothing and (self.memory is None or plain)):
+            return super().losses(batch, draw, plain)
+        f = self.reader.encode(batch).f[batch.scored]
+        logits = F.linear(f, self.network.head.weight).float()
+        losses = F.cross_entropy(logits, batch.targets[batch.scored], reduction="none", label_smoothing=self.smoothing)
+        return losses, torch.zeros_like(losses)

@@ -24,9 +24,10 @@ from tests.helpers.fairseq_translation import (
     write_checkpoint,
 )
 from trime.lab.runner import run
-from trime.models.fairseq import read_checkpoint, translation_network_from_checkpoint
+from trime.models.fairseq import read_checkpoint
 from trime.models.network import build_network
-from trime.stages.translation.graph import TranslationGraph
+from trime.translation.graph import TranslationGraph
+from trime.translation.import_checkpoint import network_from_checkpoint
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
 Tiny = Callable[..., DictConfig]
@@ -38,9 +39,7 @@ SIZES = Sizes(source=21, target=17)
 @torch.no_grad()
 def test_forward(form: tuple[bool, bool], tmp_path: Path) -> None:
     """Sources of several lengths, padded on the left there and on the right here; all at once and token by token."""
-    network, _ = translation_network_from_checkpoint(
-        read_checkpoint(write_checkpoint(tmp_path / "checkpoint_best.pt", SIZES, form))
-    )
+    network, _ = network_from_checkpoint(read_checkpoint(write_checkpoint(tmp_path / "checkpoint_best.pt", SIZES, form)))
     reference, draw = Reference(random_weights(SIZES, form), SIZES, form), random.Random(0)
     rows = [[draw.randrange(4, SIZES.source) for _ in range(length)] + [EOS] for length in (7, 3, 1)]
     previous = torch.tensor([[EOS, *(draw.randrange(4, SIZES.target) for _ in range(5))] for _ in rows])
@@ -61,9 +60,7 @@ def test_forward(form: tuple[bool, bool], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_weight_is_read(form: tuple[bool, bool], tmp_path: Path) -> None:
-    network, description = translation_network_from_checkpoint(
-        read_checkpoint(write_checkpoint(tmp_path / "file.pt", SIZES, form))
-    )
+    network, description = network_from_checkpoint(read_checkpoint(write_checkpoint(tmp_path / "file.pt", SIZES, form)))
     weights = random_weights(SIZES, form)
     markers = {"version", "_float_tensor"}
     names = [name for name in weights if name.split(".")[-1] not in markers and "output_projection" not in name]
@@ -146,5 +143,5 @@ def test_translations_are_the_published_decoder_s(name: str, released: Released,
 
 
 def parameters_of(released: Released) -> int:
-    network, _ = translation_network_from_checkpoint(read_checkpoint(released.checkpoint))
+    network, _ = network_from_checkpoint(read_checkpoint(released.checkpoint))
     return network.parameter_count

@@ -24,13 +24,7 @@ from tests.helpers.runs import SharedRun
 from trime.common.io import partial_of, read_json_lines
 from trime.common.types import Contexts
 from trime.data.batching.published import Budget, Published, fill_batches
-from trime.data.byte_pairs import JointBPE, PresegmentedText
-from trime.data.parallel.base import Pair
-from trime.data.parallel.folder import ParallelFolder
-from trime.data.parallel.iwslt14 import IWSLT14, TESTS
-from trime.data.parallel.phrases import Phrases
 from trime.data.segments import cut
-from trime.decoding.translator import Translator
 from trime.errors import UserError
 from trime.lab.engines import Job
 from trime.lab.manifest import MANIFEST
@@ -40,9 +34,15 @@ from trime.report.bootstrap import bleu_difference, corpus_bleu
 from trime.report.tables import EDGE
 from trime.stages.graph import open_job
 from trime.stages.samples.text_samples import samples_of
-from trime.stages.translation.graph import TranslationGraph
-from trime.stages.translation.translate import Translate, bleu_statistics
 from trime.token_memory.search.datastore import KNNMemory
+from trime.translation.beam import Translator
+from trime.translation.graph import TranslationGraph
+from trime.translation.pairs.base import Pair
+from trime.translation.pairs.folder import ParallelFolder
+from trime.translation.pairs.iwslt14 import IWSLT14, TESTS
+from trime.translation.pairs.phrases import Phrases
+from trime.translation.pieces import JointBPE, PresegmentedText
+from trime.translation.translate import Translate, bleu_statistics
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
 Tiny = Callable[..., DictConfig]
@@ -345,7 +345,7 @@ def test_moses_tokens_become_text(tiny: Tiny, tmp_path: Path, monkeypatch: pytes
     assert corpus.references("test") == [text] * 3 and corpus.tokenizer.text(pieces.split()) == text
     with pytest.raises(UserError, match=r"dataset\.cut=true"):
         run(tiny("experiment=mt_vanilla", *overrides, "dataset.detokenize=true"))
-    monkeypatch.setattr("trime.data.byte_pairs.find_spec", lambda name: None)
+    monkeypatch.setattr("trime.translation.pieces.find_spec", lambda name: None)
     with pytest.raises(UserError, match="sacremoses"):
         PresegmentedText("en")
 
@@ -483,7 +483,7 @@ def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
 def test_the_best_weights_by_bleu(tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """translation.best_by=bleu: at every validation valid is translated, and the highest BLEU decides."""
     made = iter([12.0, 31.5, 20.0])
-    scores = "trime.stages.translation.training_task.score_translations"
+    scores = "trime.translation.training.score_translations"
     monkeypatch.setattr(scores, lambda texts, references: {"bleu": next(made)})
     overrides = (
         "train.validate_every=2",

@@ -11,9 +11,9 @@ from pathlib import Path
 from trime.common.io import locked
 from trime.data.datasets.base import existing_folder
 from trime.data.datasets.download import fetch
-from trime.data.parallel.base import Pair
-from trime.data.parallel.folder import ParallelFolder
 from trime.errors import UserError
+from trime.translation.pairs.base import Pair
+from trime.translation.pairs.folder import ParallelFolder
 
 SOURCES = (
     "http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",

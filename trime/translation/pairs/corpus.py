@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.corpus import Corpus, Split
 from trime.data.module import TextDataModule, WindowLoader, sequential_batches
 from trime.data.segments import Segments, cut
 from trime.data.tokenizers import Tokenizer
+from trime.translation.pieces import JointBPE, PresegmentedText
 
 PIECES, CUT = "pieces.json", "cut.json"  # the learned pieces; or how the words of pre-tokenized text are joined
 

@@ -11,20 +11,20 @@ from typing import Any
 from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.common.parts import build
-from trime.data.byte_pairs import JointBPE, PresegmentedText
 from trime.data.corpus import build_corpus, symbol_counts
 from trime.data.datasets import Dataset
-from trime.data.parallel.base import Parallel, Side
-from trime.data.parallel.corpus import CUT, PIECES, ParallelCorpus
 from trime.data.tokenizers import Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
-from trime.stages.prepare import PreparedText, log_statistics
-from trime.stages.translation.import_checkpoint import Dictionaries
+from trime.stages.prepare import Prepare, log_statistics
+from trime.translation.import_checkpoint import Dictionaries
+from trime.translation.pairs.base import Parallel, Side
+from trime.translation.pairs.corpus import CUT, PIECES, ParallelCorpus
+from trime.translation.pieces import JointBPE, PresegmentedText
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PreparePairs(PreparedText):
+class PreparePairs(Prepare):
     """The parallel corpus of a dataset, in its own vocabularies or in an imported model's ``dictionaries``."""
 
     joined_dictionary: bool = False  # both languages share one

@@ -11,8 +11,8 @@ from typing import ClassVar
 from trime.common.io import locked, replacing
 from trime.data.datasets.base import SPLITS
 from trime.data.datasets.download import checksum, fetch
-from trime.data.parallel.folder import ParallelFolder
 from trime.errors import UserError
+from trime.translation.pairs.folder import ParallelFolder
 
 SOURCES = (
     "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/{name}.gz",
