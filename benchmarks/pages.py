@@ -27,6 +27,7 @@ from trime.common.metrics import perplexity
 from trime.config.check import format_value
 from trime.config.fields import describe_type
 from trime.config.help import about, groups, schema_entries
+from trime.config.rows import rows_in
 from trime.report import bootstrap
 from trime.report.bootstrap import Difference
 from trime.report.comparison import compare_runs, order_table
@@ -297,25 +298,27 @@ def sections() -> dict[str, str]:
 
 def choices() -> dict[str, dict[str, str]]:
     """Return the choices of each group, a folder of conf/, and what each is about."""
-    own = {group: files for group, files in groups().items() if "/" not in group}
-    return {group: {name: about(file) for name, file in files.items()} for group, files in own.items()}
+    return {group: texts for group, texts in groups().items() if "/" not in group}
 
 
 def published_rows(table: str) -> list[dict[str, Any]]:
-    """Return the rows of a folder of conf/experiment/reproduce: experiment, published results, and what differs from them."""
-    folder, rows = conf("experiment/reproduce"), []
-    for file in sorted((folder / table).glob("*.yaml")):
+    """Return the rows of a table of conf/rows/reproduce: experiment, published results, and what differs from them."""
+    listed, rows = [*rows_in(conf(f"rows/reproduce/{table}.yaml"))], []
+    own = "\n".join(row.text for row in listed if not row.name)
+    for row in (row for row in listed if row.name):
         shared = [
-            folder / f"{Path(name).name}.yaml"
-            for name in read(file)["defaults"]
-            if str(name).startswith("/experiment/reproduce/")
+            conf(f"{name[1:]}.yaml") for name in row.settings["defaults"] if str(name).startswith("/experiment/reproduce/")
         ]
-        texts = [path.read_text(encoding="utf-8") for path in (*shared, file) if path.stem != "commands"]
-        differs = re.findall(r"^# Deviation:? (.*)$", "\n".join(texts), re.MULTILINE)
-        rows.append(
-            {"experiment": f"reproduce/{table}/{file.stem}", "results": published_results(table, file.stem), "differs": differs}
-        )
+        files = [file.read_text(encoding="utf-8") for file in shared if file.exists() and file.stem != "commands"]
+        differs = re.findall(r"^# Deviation:? (.*)$", "\n".join([*files, own, row.text]), re.MULTILINE)
+        results = published_results(table, row.name)
+        rows.append({"experiment": row.experiment, "results": results, "differs": differs})
     return rows
+
+
+def about_table(table: str) -> str:
+    """Return what a table of conf/rows/reproduce is about."""
+    return about(conf(f"rows/reproduce/{table}.yaml").read_text(encoding="utf-8"))
 
 
 def published_results(table: str, row: str) -> list[str]:
@@ -338,7 +341,7 @@ def conf(name: str) -> Path:
 
 FUNCTIONS = (
     *(Folder, published, benchmark, entry, machine, setup, settings, sections, choices),
-    *(published_rows, about, conf, read),
+    *(published_rows, about_table, conf, read),
 )
 FILTERS = (short, digits, percent, perplexity)
 

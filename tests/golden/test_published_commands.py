@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from tests.conftest import ROOT, composed
 from tests.conftest import experiment as composed_once
 from trime.common.io import plain
+from trime.config.rows import all_rows
 
 COMMANDS = json.loads((ROOT / "tests" / "published_commands.json").read_text())
 TRAIN_TOKENS = {"wikitext103": 103_227_021, "enwik8": 90_000_000}  # of the training streams, ends of lines included
@@ -28,7 +29,7 @@ Flags = dict[str, Any]
 
 def deviations(experiment: str) -> set[str]:
     """Return the flags that a row, or the file of what all commands have in common, names as deviations."""
-    text = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text()
+    (text,) = (row.text for row in all_rows() if row.experiment == experiment)
     if "reproduce/commands" in text:
         text += (ROOT / "conf" / "experiment" / "reproduce" / "commands.yaml").read_text()
     named = re.findall(r"^# Deviation \(([^)]*)\):", text, re.MULTILINE)

@@ -21,6 +21,8 @@ from tests.helpers.decoders import model_of, tokenizer_of
 from tests.helpers.experiments import EVERY, TRANSLATE
 from trime.common.io import partial_of, plain
 from trime.config.check import check_parts, validate
+from trime.config.rows import all_rows
+from trime.config.schema import LANGUAGE_MODEL
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.models.network import build_network
@@ -34,17 +36,13 @@ from trime.translation.pairs.base import Parallel
 CONF = ROOT / "conf"
 OTHERS = {*TRANSLATE, "decoder_memory"}  # which needs a model
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in OTHERS]  # of language models
-FILES = sorted(
-    path.relative_to(CONF / "experiment").with_suffix("").as_posix()
-    for path in (CONF / "experiment").rglob("*.yaml")
-    if path.parent.name != "reproduce"  # what the rows of a table share
-)
+FILES = sorted([*EVERY, *(row.experiment for row in all_rows() if row.name)])
 ABLATIONS = [name for name in FILES if name.startswith("ablation/")]
 TABLES = sorted(path.stem for path in (CONF / "table").glob("*.yaml"))
 GROUPS = {
     path.name: sorted(choice.stem for choice in path.glob("*.yaml"))
     for path in sorted(CONF.iterdir())
-    if path.is_dir() and path.name not in ("experiment", "size", "table", "hydra")
+    if path.is_dir() and path.name not in ("experiment", "rows", "size", "table", "hydra")
 }
 
 
@@ -56,11 +54,12 @@ def test_every_experiment_is_understood(choice: str) -> None:
     validate(config)
     check_parts(plain(config))
     assert build_graph(config).config.name == config.name
-    if config.task == "language_model" and "pretrained" not in config.model.embedding._target_:
+    of_text = plain(config.task) == LANGUAGE_MODEL
+    if of_text and "pretrained" not in config.model.embedding._target_:
         assert rows_of(config) and config.evaluate.block + config.evaluate.context <= config.model.backbone.positions
         with torch.device("meta"):
             assert build_network(config.model, 5000).parameter_count > 0
-    if name.count("/") == 2 and config.task == "language_model":
+    if name.count("/") == 2 and of_text:
         assert config.evaluate.tokens is None and config.train.keep == "best" and not config.evaluate.bounded
 
 

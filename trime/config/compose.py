@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trime.config.fields import defaults
 from trime.config.folder import CONF
+from trime.config.rows import all_rows
 from trime.config.schema import Settings
 
 
@@ -32,6 +33,9 @@ RESOLVERS: dict[str, Callable[..., object]] = {  # as ${quotient:4096,512} and $
 for name, resolver in RESOLVERS.items():
     OmegaConf.register_new_resolver(name, resolver, replace=True)
 ConfigStore.instance().store("schema", defaults(Settings))
+for row in all_rows():
+    group, _, choice = f"experiment/{row.experiment}".rpartition("/")
+    ConfigStore.instance().store(choice, row.settings, group, package="_global_")
 
 
 def compose_config(*overrides: str) -> DictConfig:

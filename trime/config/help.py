@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from trime.config.check import format_value
 from trime.config.fields import describe_type
 from trime.config.folder import CONF
+from trime.config.rows import all_rows
 from trime.config.schema import Settings
 from trime.errors import UserError
 
@@ -71,13 +72,17 @@ def schema_entries(section: type = Settings, prefix: str = "") -> dict[str, Entr
     return entries
 
 
-def groups(conf: Path = CONF) -> dict[str, dict[str, Path]]:
-    """Return the files of each group, a folder of conf/, by the names of its choices."""
-    folders = sorted(folder for folder in conf.rglob("*") if folder.is_dir() and folder.relative_to(conf).parts[0] != "hydra")
-    found = {
-        folder.relative_to(conf).as_posix(): {file.stem: file for file in sorted(folder.glob("*.yaml"))} for folder in folders
-    }
-    return {name: choices for name, choices in found.items() if choices}
+def groups(conf: Path = CONF) -> dict[str, dict[str, str]]:
+    """Return what each choice of a group is about: of the files in a folder of conf/, and of the rows in conf/rows."""
+    found: dict[str, dict[str, str]] = {}
+    for file in sorted(conf.rglob("*.yaml")):
+        group = file.parent.relative_to(conf).as_posix()
+        if group.split("/")[0] not in (".", "hydra", "rows"):
+            found.setdefault(group, {})[file.stem] = about(file.read_text(encoding="utf-8"))
+    for row in all_rows():
+        if row.name:
+            found.setdefault(f"experiment/{row.group}", {})[row.name] = about(row.text)
+    return dict(sorted(found.items()))
 
 
 def help_text(topic: str | None = None) -> str:
@@ -103,9 +108,9 @@ def help_text(topic: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def about(file: Path) -> str:
-    """Return the first sentence of a yaml file's comments, without the line that names its package; empty if there is none."""
-    comments = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+def about(content: str) -> str:
+    """Return the first sentence of a yaml text's comments, without the line that names its package; empty if there is none."""
+    comments = [line for line in content.splitlines() if line.startswith("# ")]
     lines = takewhile(lambda line: not line.startswith("#  "), comments)  # up to a command, which is indented
     text = " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @"))
     return re.split(r"(?<=\.) (?=[A-Z])", text)[0]
@@ -120,12 +125,12 @@ def lines_of_settings(topic: str, known: dict[str, Entry]) -> Iterator[str]:
             yield f"  {key}={format_value(entry.default)}  {entry.help} ({describe_type(entry.kind)})"
 
 
-def lines_of_group(topic: str, chosen: dict[str, dict[str, Path]]) -> Iterator[str]:
+def lines_of_group(topic: str, chosen: dict[str, dict[str, str]]) -> Iterator[str]:
     """Yield the choices of a group, each with the first comment of its file, and the groups inside it."""
     if topic in chosen:
         yield f"{topic}=NAME, one of:"
-    for name, file in chosen.get(topic, {}).items():
-        yield f"  {name:<18} {about(file)}"
+    for name, text in chosen.get(topic, {}).items():
+        yield f"  {name:<18} {text}"
     for name, choices in chosen.items():
         if name.startswith(f"{topic}/"):
             yield f"  {name.removeprefix(f'{topic}/')}/ {', '.join(choices)}"

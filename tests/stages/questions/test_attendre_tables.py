@@ -1,4 +1,4 @@
-"""Attendre's tables as they stand in conf/experiment/attendre, on files of TriviaQA's form and small untrained models."""
+"""Attendre's tables of conf/rows/attendre.yaml, on files of TriviaQA's form and small untrained models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from tests.conftest import ROOT, composed
+from tests.conftest import composed
+from trime.config.rows import all_rows
 from trime.errors import UserError
 from trime.kv.answering import AnswerSession, greedy
 from trime.lab.runner import run
@@ -21,7 +22,7 @@ from trime.stages.graph import Graph
 from trime.stages.questions import answer
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-TABLES = sorted(path.stem for path in (ROOT / "conf" / "experiment" / "attendre").glob("*.yaml"))
+TABLES = sorted(row.name for row in all_rows() if row.group == "attendre")
 ENCODES = ("table4", "table5", "table5_waiting", "outputs")
 SENTENCE = "Nobody knows who built the tower of {0}, but the {1} of {0} says it was {1} himself. "
 
