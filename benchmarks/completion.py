@@ -30,7 +30,7 @@ from trime.scoring.mixtures.adaptive import Adaptive
 from trime.text_memory.decoder import Decoder
 from trime.text_memory.experts import TEMPERATURES
 from trime.text_memory.memory import WEIGHTS, TextMemory
-from trime.text_memory.mixing import predict
+from trime.text_memory.processor import predict
 
 LINES, SHOWN, BATCH = 4, 1500, 8  # lines that are completed, characters before them, prompts of a batch
 LONGEST = 20 * LINES  # tokens that are written

@@ -70,7 +70,7 @@ def measure_building(options: argparse.Namespace) -> tuple[list[dict[str, Any]],
     corpus, device = store.corpus.corpus(), store.hardware.device
     network = store.settings.open(store.model.path())[0].to(device)
     windows = store.windows(corpus)
-    forecast = store.estimate_cost(Reader(network), corpus, windows, device)
+    forecast = store.estimate_cost(Reader(network), corpus, windows)
     sizes: list[int] = []
 
     @torch.no_grad()

@@ -37,7 +37,7 @@ from trime.scoring.mixtures.experts import concat_masses, folds
 from trime.text_memory.decoder import Decoder, WindowOutput
 from trime.text_memory.experts import TEMPERATURES, Experts
 from trime.text_memory.memory import FOLDS, NOISE, WEIGHTS, TextMemory
-from trime.text_memory.mixing import mixed
+from trime.text_memory.processor import mixed
 from trime.text_memory.segment import Content, Document
 from trime.text_memory.worth import Scored, resampled_parts
 

@@ -22,8 +22,8 @@ from trime.lab.runner import run
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
-from trime.stages.mixture import TuneMixture
 from trime.stages.scoring import build_scorer
+from trime.stages.tune import TuneMixture
 
 MEMORIES = (("local",), ("local", "long"), ("local", "long", "external"))
 SLOWER, SECONDS = 1.05, 30.0  # maximal time over that of Eq. 6; maximal seconds of a fit to 100,000 tokens on one core
@@ -45,7 +45,7 @@ def make_config(options: argparse.Namespace, memories: tuple[str, ...]) -> DictC
         *("experiment=trime_ext", f"size={options.size}", f"train.updates={options.updates}", "logger=none"),
         *(f"datastore.tokens={options.keys}", f"evaluate.tokens={options.tokens}", "evaluate.sample=documents"),
         *("tune.temperature=[1]", "tune.memory_size=[8192]", f"evaluate.rows=[{{joint: [{', '.join(memories)}]}}]"),
-        *("stages=[prepare,pack,fit,encode,datastore,tune]", "trainer.enable_progress_bar=false"),
+        *("stages=[prepare,pack,fit,encode,index,tune]", "trainer.enable_progress_bar=false"),
         *(f"paths.data={options.outputs}/data", f"paths.outputs={options.outputs}"),
         *(f"trainer.accelerator={'cpu' if options.device == 'cpu' else 'gpu'}", *options.set),
     ]

@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.measure import Measured
 from trime.text_memory.memory import TextMemory
-from trime.text_memory.mixing import ExplainedToken
 from trime.text_memory.page import write_page
+from trime.text_memory.processor import ExplainedToken
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,20 +1,40 @@
 """A text in which a memory must help: each document draws its words from a few of its own.
 
-``python -m benchmarks.own_words FOLDER`` writes train, valid and test of documents of LENGTH words, each drawn from OWN words
-that are the document's own out of WORDS. It prints the perplexity of test that is possible with a window of so many words:
-a word of the window has probability 1 / OWN, and the others share what is left.
+It writes train, valid and test of documents of LENGTH words, each drawn from OWN words that are the document's own out of
+WORDS. Its rows are the perplexity of test that is possible with a window of so many words, where a word of the window has
+probability 1 / OWN and the others share what is left, and the gates of the models that were trained below ``--outputs``.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import random
 from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.measure import Measured
 
 WORDS, OWN, LENGTH = 256, 16, 128
 DOCUMENTS = {"train": 10_000, "valid": 200, "test": 200}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, required=True, help="where the text is written")
+    parser.add_argument("--outputs", type=Path, help="paths.outputs of runs that were trained on it")
+
+
+def measure(options: argparse.Namespace) -> Measured:
+    """Write the text; return what is possible on it, and the gates of the models trained."""
+    write(options.folder)
+    rows = [
+        {"what": "at best", "window": window, "perplexity": round(least_perplexity(window), 1)} for window in (8, 16, LENGTH)
+    ]
+    files = sorted(options.outputs.glob("artefacts/fit-*/metrics.csv")) if options.outputs else []
+    return Measured([*rows, *filter(None, map(gates, files))], [])
 
 
 def documents(split: str) -> list[list[int]]:
@@ -41,9 +61,14 @@ def least_perplexity(window: int) -> float:
     return math.exp(sum(losses) / len(losses))
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    write(parser.parse_args().folder)
-    for window in (8, 16, LENGTH):
-        print(f"at best with a window of {window} words: {least_perplexity(window):.1f}")
+def gates(metrics: Path) -> dict[str, Any]:
+    """Return the mean gate of the heads of a layer with a memory, when training began and when it ended."""
+    with metrics.open(newline="") as file:
+        means = [
+            mean(own)
+            for row in csv.DictReader(file)
+            if (own := [float(row[key]) for key in row if "/gate/" in key and row[key]])
+        ]
+    return (
+        {"what": "gate", "fit": metrics.parent.name, "first": round(means[0], 3), "last": round(means[-1], 3)} if means else {}
+    )

@@ -39,8 +39,8 @@ from trime.stages.preflight import build_graph
 from trime.token_memory.search.index import AUTO, cell_count, choose_factory, complete_factory
 from trime.token_memory.search.ivf import SAMPLE, STEPS, nearest_centroid
 
-STAGES = ("prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate")
-GROWING = ("encode", "datastore", "tune", "evaluate")  # with the datastore
+STAGES = ("prepare", "pack", "fit", "encode", "index", "tune", "evaluate")
+GROWING = ("encode", "index", "tune", "evaluate")  # with the datastore
 DIVIDED = ("pack", "encode", "tune", "evaluate")  # stages that engine=ray shares among machines
 KEYS = 2**13  # that are compared with centroids to time it
 Growth = Callable[[float], float]  # of a term of a law with the number of entries
@@ -143,7 +143,7 @@ def law_of(
         return float(cell_count(complete_factory(str(factory), int(n), width) or ""))
 
     def comparing(n: float) -> float:
-        if not factory or stage != "datastore":
+        if not factory or stage != "index":
             return 0.0
         return comparison_seconds(width, cells(n), config.index.metric) * cells(n) * (n + SAMPLE * STEPS * cells(n))
 

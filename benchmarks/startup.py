@@ -80,7 +80,7 @@ def profiles(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = [row(f"prepare {options.tokens:,} tokens", prepared, costs)]
     rows[0]["seconds at 100M tokens"] = round(prepared * WIKITEXT103 / options.tokens / 1.2)
     stages("pack,fit")()
-    evaluated, costs = profile_call(stages("encode,datastore,tune,evaluate"))
+    evaluated, costs = profile_call(stages("encode,index,tune,evaluate"))
     rows.append(row(f"evaluate {options.scored:,} tokens, {options.keys:,} keys", evaluated, costs))
     return rows
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trime.bundle.loaded_model import load
     from trime.data.neighbours import BM25 as BM25Neighbours  # noqa: N811 (ruff takes a class of capitals for a constant)
-    from trime.kv.budgets.ada_kv import AdaKV
-    from trime.kv.budgets.pyramid import pyramid
+    from trime.kv.budgets import AdaKV, pyramid
     from trime.kv.evicting_cache import EvictingCache
     from trime.kv.eviction.fifo import FIFO
     from trime.kv.eviction.h2o import H2O
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from trime.kv.eviction.sink import Sink
     from trime.kv.eviction.snapkv import SnapKV
     from trime.kv.eviction.tova import TOVA
-    from trime.kv.recall.gaussian import Gaussian
-    from trime.kv.recall.quest import Quest
+    from trime.kv.recall.base import Gaussian, Quest
     from trime.kv.recall.store import Recall
     from trime.scoring.memory_mixture import MemoryMixture, window_of
     from trime.scoring.mixtures.adaptive import Adaptive
@@ -102,7 +100,7 @@ DEFINED_IN = {
     "LFU": "trime.kv.eviction.lfu",
     "LRU": "trime.kv.eviction.lru",
     "TOVA": "trime.kv.eviction.tova",
-    "AdaKV": "trime.kv.budgets.ada_kv",
+    "AdaKV": "trime.kv.budgets",
     "Adaptive": "trime.scoring.mixtures.adaptive",
     "BM25Neighbours": "trime.data.neighbours",
     "BelowMean": "trime.kv.eviction.initial",
@@ -113,7 +111,7 @@ DEFINED_IN = {
     "EvictingCache": "trime.kv.evicting_cache",
     "External": "trime.token_memory.train.visibility",
     "ExternalMemory": "trime.token_memory.test.external",
-    "Gaussian": "trime.kv.recall.gaussian",
+    "Gaussian": "trime.kv.recall.base",
     "KNNMemory": "trime.token_memory.search.datastore",
     "KVzip": "trime.kv.eviction.kvzip",
     "KeyNorm": "trime.kv.eviction.key_norm",
@@ -128,7 +126,7 @@ DEFINED_IN = {
     "MemoryMixture": "trime.scoring.memory_mixture",
     "Others": "trime.token_memory.train.visibility",
     "OwnPosition": "trime.kv.eviction.initial",
-    "Quest": "trime.kv.recall.quest",
+    "Quest": "trime.kv.recall.base",
     "Raw": "trime.kv.eviction.score_transform",
     "Recall": "trime.kv.recall.store",
     "Sink": "trime.kv.eviction.sink",
@@ -139,7 +137,7 @@ DEFINED_IN = {
     "interpolate": "trime.scoring.mixtures.joint",
     "joint_log_prob": "trime.scoring.mixtures.joint",
     "load": "trime.bundle.loaded_model",
-    "pyramid": "trime.kv.budgets.pyramid",
+    "pyramid": "trime.kv.budgets",
     "repeats": "trime.kv.eviction.kvzip",
     "trime_loss": "trime.training.trime_loss",
     "window_of": "trime.scoring.memory_mixture",

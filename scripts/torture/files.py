@@ -20,7 +20,7 @@ from trime.lab.manifest import MANIFEST
 from trime.lab.runner import run
 from trime.report.results import read_run
 
-STAGES = "stages=[prepare,pack,fit,encode,datastore,tune,evaluate]"
+STAGES = "stages=[prepare,pack,fit,encode,index,tune,evaluate]"
 SMALL = (
     "size=tiny",
     "train.updates=2",

@@ -16,8 +16,7 @@ import torch
 from trime.common.types import Ranking
 from trime.kv.attendre import Attendre
 from trime.kv.bounded import BoundedMemory
-from trime.kv.budgets.ada_kv import AdaKV
-from trime.kv.budgets.pyramid import pyramid
+from trime.kv.budgets import AdaKV, pyramid
 from trime.kv.eviction.base import EvictionPolicy
 from trime.kv.eviction.kvzip import KVzip
 from trime.kv.eviction.snapkv import SnapKV

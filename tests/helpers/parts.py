@@ -9,12 +9,12 @@ from typing import Any
 
 from trime.common.choices import THREADS
 from trime.errors import UserError
-from trime.lab.engines import Advance, Job, MakePart
+from trime.lab.engines import Advance, Job, MakeShard
 
 SHARD = 512  # tokens of a shard
 
 
-def open_part_files(job: Job) -> MakePart:
+def open_part_files(job: Job) -> MakeShard:
     """Return what writes a file for each part: its process, and its number of threads."""
     (job.folder / f"opened-{os.getpid()}").touch()
 
@@ -42,10 +42,10 @@ def cut_small() -> None:
 
     encode.SHARD = SHARD
     pack.QUERIES = 100
-    scoring.PART = 200
+    scoring.SPAN = 200
 
 
-def open_small_parts(graph_of: type[Any], job: Job) -> MakePart:
+def open_small_parts(graph_of: type[Any], job: Job) -> MakeShard:
     """Return what makes the parts of an artefact, which are small."""
     from trime.stages.graph import open_job
 

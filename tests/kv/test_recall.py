@@ -20,9 +20,7 @@ from trime.kv.bounded import BoundedMemory
 from trime.kv.evicting_cache import FILE, EvictingCache
 from trime.kv.filling import DotProducts
 from trime.kv.reader import LongReader
-from trime.kv.recall.base import BlockKey
-from trime.kv.recall.gaussian import Gaussian
-from trime.kv.recall.quest import Quest
+from trime.kv.recall.base import BlockKey, Gaussian, Quest
 from trime.kv.recall.store import CANDIDATES, REGION, SEARCHED, EntryStore, Recall, RecallQuery
 from trime.kv.rope import RopeDecoder
 

@@ -35,15 +35,15 @@ def test_artefacts_of_ray_are_those_of_one_process(
 ) -> None:
     pytest.importorskip("ray", reason="pip install -e '.[cluster]'").shutdown()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for module, setting in ((encode, "SHARD"), (pack, "QUERIES"), (scoring, "PART")):
+    for module, setting in ((encode, "SHARD"), (pack, "QUERIES"), (scoring, "SPAN")):
         monkeypatch.setattr(module, setting, getattr(module, setting))  # restored after the test
     cut_small()
     monkeypatch.setattr(language_model, "open_job", open_small_parts)
     contents = []
     text = "dataset=folder_words", f"dataset.path={text_folder}", f"paths.data={tmp_path}/data"
     for engine, stages in (
-        ("local", "prepare,pack,fit,encode,datastore,tune,evaluate"),
-        ("ray", "pack,encode,datastore,tune,evaluate"),
+        ("local", "prepare,pack,fit,encode,index,tune,evaluate"),
+        ("ray", "pack,encode,index,tune,evaluate"),
     ):
         config = tiny(
             *("experiment=trime_ext", "batching.k=2", "index.factory=Cells16", f"paths.outputs={tmp_path}/outputs"),

@@ -26,8 +26,8 @@ from trime.lab.command_line import check_text_exists, format_error, message_of
 from trime.lab.runner import run
 from trime.lab.sweep import JobResult
 from trime.stages import encode
-from trime.stages.datastore import check_index, check_index_factory
 from trime.stages.graph import Graph
+from trime.stages.index import check_index, check_index_factory
 
 Tiny = Callable[..., DictConfig]
 
@@ -236,7 +236,7 @@ def test_what_this_machine_lacks(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
     for wrong in ("index.device=cuda", "trainer.accelerator=gpu"):
         with pytest.raises(UserError, match="CUDA device"):
             run(tiny("experiment=knn_lm", wrong))
-    monkeypatch.setattr("trime.stages.datastore.find_spec", lambda name: None)
+    monkeypatch.setattr("trime.stages.index.find_spec", lambda name: None)
     for options in (["datastore.tokens=null"], ["index=exact"], ["index=ivf", "stages=[prepare,fit]"]):
         check_index_factory(tiny("experiment=knn_lm", *options))
     with pytest.raises(UserError, match="faiss-cpu"):

@@ -215,7 +215,7 @@ def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
     store = (
         "dataset@datastore.dataset=folder_words",
         f"datastore.dataset.path={text_folder}",
-        "stages=[prepare,fit,encode,datastore]",
+        "stages=[prepare,fit,encode,index]",
     )
     graph = Graph(tiny("experiment=knn_lm", *store, *(word.replace("TEXT", str(text_folder)) for word in words)))
     run(graph.config)

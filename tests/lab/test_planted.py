@@ -38,7 +38,7 @@ def planted(content: Any, mark: Path) -> Any:
 def test_no_reader_calls_what_a_file_names(names: tuple[str, ...], language: SharedRun, tmp_path: Path) -> None:
     """In JSON files of a run with everything, one file after the other; in the slow test in every file."""
     copied = language.copy(tmp_path / "outputs")
-    every = ["prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report", "audit"]
+    every = ["prepare", "pack", "fit", "encode", "index", "tune", "evaluate", "report", "audit"]
     copied.config.stages = ["audit"] if names else every
     files = [file for file in copied.outputs.rglob("*.json") if file.name != MANIFEST]
     assert len({file.name for file in files}) >= 10

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from tests.conftest import ROOT
 from tests.helpers.parts import open_part_files
 from trime.errors import UserError
-from trime.lab.engines import Job, Ray, make_part
+from trime.lab.engines import Job, Ray, make_shard
 from trime.lab.runner import run
 from trime.stages.graph import Graph
 
@@ -55,16 +55,16 @@ def test_each_part_is_made_once_and_a_dead_worker_costs_its_parts_only(tmp_path:
 
 @pytest.mark.slow
 def test_workers_that_always_die_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a part of x could not be made.*engine\.cores"):
+    with pytest.raises(UserError, match=r"a shard of x could not be made.*engine\.cores"):
         made(Ray(), tmp_path, "always")
 
 
 def test_another_version_or_disk_on_a_node_is_an_error(tmp_path: Path) -> None:
     job = Job(open_part_files, "", "encode", "x", tmp_path / "folder")
     with pytest.raises(UserError, match=r"has trime \S+, the command 0\.0\.1"):
-        make_part(job, tmp_path, "0.0.1", 2)
+        make_shard(job, tmp_path, "0.0.1", 2)
     with pytest.raises(UserError, match=r"does not see .*folder"):
-        make_part(job, tmp_path, version("trime"), 2)
+        make_shard(job, tmp_path, version("trime"), 2)
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def test_a_node_that_is_lost_costs_its_parts_only(tmp_path: Path) -> None:
 def test_a_run_with_a_lost_node_gives_the_figures_of_one_process(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
     """The node is lost while rows are evaluated."""
     losses = []
-    common = "experiment=trime_ext", "threads=1", "stages=[prepare,pack,fit,encode,datastore,tune,evaluate]"
+    common = "experiment=trime_ext", "threads=1", "stages=[prepare,pack,fit,encode,index,tune,evaluate]"
     alone = tiny(*common, f"paths.outputs={tmp_path}/alone")
     run(alone)
     losses.append([row["loss"] for row in Graph(alone).evaluate.rows()])

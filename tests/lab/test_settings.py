@@ -18,9 +18,9 @@ from trime.config.help import schema_entries
 from trime.config.registry import EVERY_GROUP, registered_targets
 from trime.errors import UserError
 from trime.lab.artefact import Artefact
-from trime.lab.config_hash import config_hash, without
-from trime.stages.mixture import TuneMixture
+from trime.lab.provenance import config_hash, without
 from trime.stages.preflight import build_graph
+from trime.stages.tune import TuneMixture
 from trime.translation.graph import TranslationGraph
 
 SEARCHED = ("beam", "length_penalty", "min_length", "max_length", "sentences", "unweighted_external")

@@ -19,7 +19,7 @@ from trime.report.page import sample_sections
 from trime.report.passages import Entry, Sample, SampledToken
 from trime.report.run_result import AnsweringRun, ScoredText
 from trime.report.tables import markdown, to_csv
-from trime.stages.collect import with_bits
+from trime.stages.report import with_bits
 
 
 def test_csv_holds_plain_numbers() -> None:

@@ -112,7 +112,7 @@ def test_stored_encodings_of_something_else_are_caught(honest: DictConfig, monke
 def test_documents_that_are_not_bounded_are_reported(
     honest: DictConfig, tiny: Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stages = "stages=[import,prepare,pack,fit,encode,datastore,tune,evaluate,audit]"
+    stages = "stages=[import,prepare,pack,fit,encode,index,tune,evaluate,audit]"
     config = tiny(*OPTIONS, "long.across_documents=true", stages)
     run(config)
     assert "not bounded" in capsys.readouterr().out

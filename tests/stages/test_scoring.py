@@ -14,10 +14,10 @@ from trime.lab.runner import run
 from trime.stages import scoring
 from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
-from trime.stages.scoring import text_parts
+from trime.stages.scoring import spans_of
 from trime.token_memory.test.base import StateScope
 
-STAGES = "prepare,pack,fit,encode,datastore,tune,evaluate"
+STAGES = "prepare,pack,fit,encode,index,tune,evaluate"
 
 
 def figures(config: DictConfig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -47,7 +47,7 @@ def test_parts_give_the_figures_of_one_pass(
     text = "dataset=folder_words", f"dataset.path={text_folder}"
     config = tiny(*words, *text, f"paths.outputs={tmp_path}/outputs", f"stages=[{STAGES}]")
     (whole, tuned_whole) = figures(config)
-    monkeypatch.setattr(scoring, "PART", 200)
+    monkeypatch.setattr(scoring, "SPAN", 200)
     parts, tuned_parts = figures(config)
     assert len(parts) == len(whole)
     for part, all_at_once in zip(parts, whole, strict=True):
@@ -73,9 +73,9 @@ def test_parts_begin_where_nothing_is_carried(
     run(config)
     encoded = Graph(config).valid
     windows = [*read_windows(encoded.path(), encoded.hardware.device)]
-    monkeypatch.setattr(scoring, "PART", 100)
+    monkeypatch.setattr(scoring, "SPAN", 100)
     for carried in StateScope:
-        parts = text_parts(encoded, carried)
+        parts = spans_of(encoded, carried)
         read = [[*scoring.windows_of(encoded, part)] for part in parts]
         assert [len(window.contexts.token) for part in read for window in part] == [len(w.contexts.token) for w in windows]
         assert [sum(len(window.query.token) for window in part) for part in read] == [part.tokens for part in parts]

@@ -20,7 +20,7 @@ from trime.data.datasets.folder import Folder
 from trime.data.module import TextDataModule
 from trime.data.tokenizers import Bytes, Whitespace
 from trime.errors import UserError
-from trime.lab.config_hash import config_hash
+from trime.lab.provenance import config_hash
 from trime.stages.graph import Graph
 from trime.stages.preflight import check
 from trime.training.schedules import check_scheduler_state

@@ -7,7 +7,6 @@ import shutil
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,8 +21,7 @@ from trime.errors import UserError
 from trime.lab.runner import run
 from trime.stages.graph import Graph
 from trime.token_memory.train.visibility import External, Local, Long, Others
-from trime.training.callbacks import forecast
-from trime.training.callbacks.forecast import MEASURED, WARM_UP
+from trime.training.callbacks import MEASURED, WARM_UP, Forecast
 from trime.training.trainer import run_training
 from trime.training.trime_loss import trime_loss
 
@@ -68,7 +66,7 @@ def test_a_long_training_is_forecast(
 ) -> None:
     """Measured after the plain updates and a warm-up; for the clock an update takes a minute here."""
     clock = iter(range(60, 100_000, 60 * MEASURED))
-    monkeypatch.setattr(forecast, "time", SimpleNamespace(perf_counter=clock.__next__))
+    monkeypatch.setattr(Forecast, "clock", clock.__next__)
     plain, updates = 2, WARM_UP + MEASURED + 12
     with caplog.at_level(logging.INFO, "trime"):
         run(tiny(*BEFORE, f"train.updates={updates}", f"train.plain_share={plain / updates}", f"paths.outputs={tmp_path}"))

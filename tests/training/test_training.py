@@ -23,7 +23,7 @@ from tests.helpers.training import SHARDED, crash_before, load_weights, train, t
 from trime.common import progress
 from trime.common.types import Batch
 from trime.errors import UserError
-from trime.lab.config_hash import config_hash
+from trime.lab.provenance import config_hash
 from trime.layers.embeddings import AdaptiveInput
 from trime.layers.heads import AdaptiveSoftmax
 from trime.models.backbones.transformer import Transformer, TransformerLayer

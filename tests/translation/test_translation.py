@@ -228,13 +228,13 @@ def test_a_killed_translation_goes_on(translation: SharedRun, tmp_path: Path) ->
     translate.folder.rename(unfinished)
     for name in ("bleu.json", MANIFEST):
         (unfinished / name).unlink()
-    parts = translate.open_parts(unfinished)
-    (size, *_) = parts.sizes
-    kept = parts.files_by_row()[1][0]
+    work = translate.work(unfinished)
+    (size, *_) = work.sizes
+    kept = next(file for (row, _, _), file in zip(translate.batches(), work.files, strict=True) if row == 1)
     kept.write_text(json.dumps({"texts": ["kept"] * size, "seconds": 1.0, "peak_memory_mb": 1.0}))
     run(config)
     again = [read_json_lines(translate.path() / f"row-{n}.jsonl") for n in range(2)]
-    assert again == [texts[0], ["kept"] * size + texts[1][size:]] and len(parts.sizes) > 2 * len(again)
+    assert again == [texts[0], ["kept"] * size + texts[1][size:]] and len(work.sizes) > 2 * len(again)
     assert not [*translate.path().glob("part-*")]
 
 
@@ -245,14 +245,12 @@ def test_another_process_makes_the_same_translations(translation: SharedRun, tmp
     found = [node for stage in ("tune", "evaluate") for node in graph.artefacts_of(stage) if isinstance(node, Translate)]
     for translate in found:
         job = Job(partial(open_job, TranslationGraph), OmegaConf.to_yaml(config), translate.stage, translate.name, tmp_path)
-        parts, make = translate.open_parts(tmp_path), job.open(job)
-        for number in range(len(parts.sizes)):
+        work, make, texts = translate.work(tmp_path), job.open(job), dict[int, list[str]]()
+        for number, ((row, _, _), file) in enumerate(zip(translate.batches(), work.files, strict=True)):
             make(number, lambda amount: None)
-        for row, files in parts.files_by_row().items():
-            texts = [text for file in files for text in json.loads(file.read_text())["texts"]]
-            assert texts == read_json_lines(translate.path() / f"row-{row}.jsonl")
-        for file in parts.files():
+            texts[row] = texts.get(row, []) + json.loads(file.read_text())["texts"]
             file.unlink()
+        assert all(own == read_json_lines(translate.path() / f"row-{row}.jsonl") for row, own in texts.items())
     assert len(found) > 2
 
 

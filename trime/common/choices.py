@@ -1,4 +1,6 @@
-"""The words that settings choose from, for the schema of the configuration and for the code that they are settings of."""
+"""Words and numbers of settings, for the schema and for the code that they are settings of; durations of messages."""
+
+from __future__ import annotations
 
 from typing import Literal, get_args
 
@@ -16,3 +18,27 @@ Order = Literal["first", "last", "both"]  # where a question stands: before its 
 ORDERS = get_args(Order)
 Counted = Literal["exact_match", "contained"]  # by which measure an answer counts
 ASKED = ("one", "all")  # of the keys that a text hides
+
+
+SCALES = {"k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as a person would say it, in seconds, minutes, hours or days."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.3g} seconds"
+
+
+def parse_quantity(value: int | float | str) -> int:
+    """Return a number of at least 1, with k, M, G or B behind it or without; ValueError where it is none."""
+    text = str(value)
+    digits, scale = (text[:-1], SCALES[text[-1]]) if text[-1:] in SCALES else (text, 1)
+    try:
+        count = int(float(digits) * scale)
+    except OverflowError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"{value} is not at least 1")
+    return count

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired, Union, get_ar
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from trime.common.quantities import parse_quantity
+from trime.common.choices import parse_quantity
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null", list: "a list"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}

@@ -44,7 +44,7 @@ Settings that people change:
   stages=[report] report.runs='outputs/runs/**'             one table of finished runs
 
 {topics}
-Stages, in order (stages=[fit,encode] runs some): import prepare pack fit encode datastore tune evaluate report; by name: audit,
+Stages, in order (stages=[fit,encode] runs some): import prepare pack fit encode index tune evaluate report; by name: audit,
 export, generate, serve, init_small, train_small, answer; of all runs: list, disk, prune"""
 
 

@@ -34,7 +34,7 @@ from trime.config.fields import (
     setting,
 )
 
-STAGES = ["import", "prepare", "pack", "fit", "encode", "datastore", "tune", "evaluate", "report"]  # by default, in order
+STAGES = ["import", "prepare", "pack", "fit", "encode", "index", "tune", "evaluate", "report"]  # by default, in order
 LANGUAGE_MODEL = {"_target_": "trime.stages.graph.Graph", "_partial_": True}
 SMALL_MODEL = {
     "_target_": "trime.models.pretrained.small.Small",

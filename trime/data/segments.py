@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from trime.common.quantities import parse_quantity
+from trime.common.choices import parse_quantity
 from trime.common.types import Batch
 from trime.data.corpus import Corpus, Split
 from trime.data.vocabulary import SpecialIds

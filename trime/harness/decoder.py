@@ -17,8 +17,8 @@ import trime
 from trime.common.checks import check_number, short_repr
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
-from trime.kv.budgets.ada_kv import AdaKV
-from trime.kv.budgets.pyramid import pyramid as sizes_of_pyramid
+from trime.kv.budgets import AdaKV
+from trime.kv.budgets import pyramid as sizes_of_pyramid
 from trime.kv.evicting_cache import EvictingCache
 from trime.kv.eviction.base import EvictionPolicy
 from trime.kv.eviction.kvzip import KVzip, repeats

@@ -29,7 +29,7 @@ from trime.common.types import Bool, Int, Tensor
 from trime.errors import UserError
 from trime.kv.attendre import Attendre
 from trime.kv.bounded import BoundedMemory
-from trime.kv.budgets.ada_kv import AdaKV
+from trime.kv.budgets import AdaKV
 from trime.kv.eviction.base import EvictionPolicy
 from trime.kv.head_memories import HeadMemories
 from trime.kv.layer_memory import LayerMemories, LayerMemory, numbered

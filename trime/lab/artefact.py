@@ -24,23 +24,23 @@ from trime.lab.manifest import MANIFEST, check_manifest, part_files, write_manif
 
 @dataclass(frozen=True)
 class Lab:
-    """The folder of artefacts and the engine that makes their parts; no result depends on either.
+    """The folder of artefacts and the engine that makes their shards; no result depends on either.
 
     ``outputs`` is a project's own folder; what depends on text alone is in ``data``, which projects may share. ``verify``: the
-    checksums of an artefact are compared before it is used, not only sizes. ``run_parts`` makes the missing parts of an
+    checksums of an artefact are compared before it is used, not only sizes. ``make_shards`` makes the missing shards of an
     artefact by the configured engine, under a progress bar.
     """
 
     outputs: Path
     data: Path
     verify: bool
-    run_parts: Callable[[Any, Any, Any], None]
+    make_shards: Callable[[Any, Any, Path, Any], None]
 
     @classmethod
-    def of(cls, config: Any, run_parts: Callable[[Any, Any, Any], None]) -> Lab:
+    def of(cls, config: Any, make_shards: Callable[[Any, Any, Path, Any], None]) -> Lab:
         """Return the places that a configuration names, and an engine."""
         outputs, data = (Path(config.paths[name]).expanduser() for name in ("outputs", "data"))
-        return cls(outputs, data, config.artefacts.verify, run_parts)
+        return cls(outputs, data, config.artefacts.verify, make_shards)
 
 
 def artefacts_in(value: Any) -> Iterator[Artefact]:

@@ -15,16 +15,16 @@ from trime.errors import UserError
 from trime.token_memory.search.ray_cluster import RESTARTS, check_resources, connect
 
 Advance = Callable[[int], object]  # takes how much work was done since the last call
-MakePart = Callable[[int, Advance], None]  # makes the part with a number
+MakeShard = Callable[[int, Advance], None]  # makes the shard with a number
 
 
 class Job(NamedTuple):
-    """An artefact in parts, described so that another process can open it.
+    """An artefact in shards, described so that another process can open it.
 
-    ``open`` is a function at the level of a module that loads models and indexes, and returns what makes a part.
+    ``open`` is a function at the level of a module that loads models and indexes, and returns what makes a shard.
     """
 
-    open: Callable[[Job], MakePart]
+    open: Callable[[Job], MakeShard]
     settings: str  # the resolved configuration as YAML
     stage: str
     name: str  # of the artefact
@@ -32,26 +32,26 @@ class Job(NamedTuple):
 
 
 class Engine(ABC):
-    """Makes the parts of a job, in any order. A finished part stays, whatever happens to others."""
+    """Makes the shards of a job, in any order. A finished shard stays, whatever happens to others."""
 
     @abstractmethod
-    def run(self, job: Job, make: MakePart, numbers: list[int], advance: Advance) -> None:
-        """Make the parts with these numbers; ``make`` does so in this process. UserError as ``make`` raises it."""
+    def run(self, job: Job, make: MakeShard, numbers: list[int], advance: Advance) -> None:
+        """Make the shards with these numbers; ``make`` does so in this process. UserError as ``make`` raises it."""
 
 
 class Local(Engine):
-    """This process makes every part, with all threads of ``threads=``."""
+    """This process makes every shard, with all threads of ``threads=``."""
 
-    def run(self, job: Job, make: MakePart, numbers: list[int], advance: Advance) -> None:
+    def run(self, job: Job, make: MakeShard, numbers: list[int], advance: Advance) -> None:
         for number in numbers:
             make(number, advance)
 
 
 class Ray(Engine):
-    """The workers of a Ray cluster at ``address``, or of Ray on this machine (null), make parts side by side.
+    """The workers of a Ray cluster at ``address``, or of Ray on this machine (null), make shards side by side.
 
     There are as many workers as there is room for, with ``cores`` cores and ``devices`` CUDA devices each. All machines have
-    the same version of trime, and see the folders of a run under the same path. Ray makes a part again elsewhere if its worker
+    the same version of trime, and see the folders of a run under the same path. Ray makes a shard again elsewhere if its worker
     or its machine is lost.
     """
 
@@ -60,14 +60,14 @@ class Ray(Engine):
             raise UserError(f"engine.address={address}: it must be null, auto or HOST:PORT")
         self.address, self.cores, self.devices = address, cores, devices
 
-    def run(self, job: Job, make: MakePart, numbers: list[int], advance: Advance) -> None:
+    def run(self, job: Job, make: MakeShard, numbers: list[int], advance: Advance) -> None:
         if not numbers:
             return
         ray = connect(self.address, "engine.address")
         resources = {"num_cpus": self.cores, "num_gpus": self.devices}
         check_resources(ray, 1, resources, "lower engine.cores or engine.devices, or add machines")
         variables = dict.fromkeys(THREADS, str(self.cores)) | ({} if self.devices else {"CUDA_VISIBLE_DEVICES": ""})
-        task = ray.remote(make_part).options(**resources, max_retries=RESTARTS, runtime_env={"env_vars": variables})
+        task = ray.remote(make_shard).options(**resources, max_retries=RESTARTS, runtime_env={"env_vars": variables})
         waiting = [task.remote(job, Path.cwd(), version("trime"), number) for number in numbers]
         try:
             while waiting:
@@ -79,20 +79,20 @@ class Ray(Engine):
             raise UserError(str(error.cause)) from None
         except ray.exceptions.RayError as error:
             raise UserError(
-                f"engine=ray: a part of {job.name} could not be made, after {RESTARTS} retries at most "
+                f"engine=ray: a shard of {job.name} could not be made, after {RESTARTS} retries at most "
                 f"({str(error).splitlines()[0]}): if memory ran out, raise engine.cores, so that fewer share a machine; "
                 "the same command resumes"
             ) from None
         finally:
-            for part in waiting:
-                ray.cancel(part, force=True)
+            for shard in waiting:
+                ray.cancel(shard, force=True)
 
 
-OPENED: dict[tuple[Any, ...], MakePart] = {}  # of this process: the job that a Ray worker opened last, for its next part
+OPENED: dict[tuple[Any, ...], MakeShard] = {}  # of this process: the job that a Ray worker opened last, for its next shard
 
 
-def make_part(job: Job, place: Path, release: str, number: int) -> int:
-    """Make a part in a Ray worker, in the directory ``place`` of the command; return how much work it was.
+def make_shard(job: Job, place: Path, release: str, number: int) -> int:
+    """Make a shard in a Ray worker, in the directory ``place`` of the command; return how much work it was.
 
     UserError with another version of trime, or without the same disk.
     """

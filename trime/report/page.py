@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trime.common.io import write_atomically
-from trime.report.annotated import annotated, rendered
 from trime.report.canvas import Panel, draw_svg, memory_colours
-from trime.report.passages import Sample, SampledToken
+from trime.report.passages import Sample, SampledToken, annotated, rendered
 from trime.report.run_result import VOCABULARY, RunResult
 from trime.report.tables import Table
 

@@ -1,1 +1,1 @@
-"""Stages: prepare, pack, fit, encode, datastore, tune, evaluate; one file each. The stage report is run/reporting.py."""
+"""Stages: prepare, pack, fit, encode, index, tune, evaluate; one file each. The stage report is run/reporting.py."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from trime.common.identity import Free
@@ -25,19 +26,94 @@ from trime.common.metrics import ResourceUsage, Usage
 from trime.common.types import Batch, Contexts, LogMass, Tensor, TokenPosition, contexts_of, is_token
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import WindowLoader, batches_by_length, sequential_batches
-from trime.data.segments import Segments
+from trime.data.segments import Segments, cut, cut_lines, document_offsets, parse_token_count
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, Parts
+from trime.lab.shards import ShardedArtefact, Work
 from trime.lab.stage import Stage
 from trime.models.network import Reader
 from trime.stages.model_io import CARRIED, ModelSettings, check_positions
 from trime.stages.prepare import Prepare
-from trime.stages.windows import Portion, TextWindows
 from trime.token_memory.search.datastore import Shards, stored_keys, stored_numbers
 from trime.token_memory.test.base import Window
 from trime.training.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The part of a split that is encoded, and for what.
+
+    ``section``: evaluate (contexts and masses are stored, for scoring) or datastore (contexts alone). ``tokens``: a budget of
+    scored tokens, None for all; ``sample``: whether it is spent on the starts of documents or on whole ones. ``dtype``: of
+    the stored encodings.
+    """
+
+    section: str
+    split: str
+    tokens: int | None
+    sample: str
+    dtype: str
+
+    @property
+    def for_datastore(self) -> bool:
+        """Whether contexts are encoded to be searched, rather than scored."""
+        return self.section == "datastore"
+
+    @classmethod
+    def of(cls, config: DictConfig, section: str, split: str) -> Portion:
+        """Return the portion that a section of the configuration asks for."""
+        settings = config[section]
+        tokens = parse_token_count(settings.tokens)
+        sample = settings.get("sample", "starts") if tokens else "starts"  # one name for all tokens, so that they have one hash
+        return cls(section, split, tokens, sample, settings.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextWindows:
+    """Windows of ``block`` tokens, each read with the ``context`` tokens before it.
+
+    Each token costs (block + context) / block tokens that are read. ``lines``: a window is as many whole lines as fit.
+    """
+
+    bounded: bool = True  # windows end with their document
+    sorted: bool = False  # they are read from shortest to longest rather than in the order of the text
+    block: int
+    context: int
+    lines: bool
+    section: Free[str]  # whose settings these are
+
+    @classmethod
+    def of(cls, config: DictConfig, for_datastore: bool = False) -> TextWindows:
+        """Return the windows of evaluated text, or of a datastore's text, which may have a block and a context of its own."""
+        evaluate, own = config.evaluate, config.datastore if for_datastore else {}
+        sizes = {name: evaluate[name] if own.get(name) is None else own[name] for name in ("block", "context")}
+        return cls(
+            **sizes,
+            lines=evaluate.lines and not for_datastore,
+            section="evaluate" if sizes == {name: evaluate[name] for name in sizes} else "datastore",
+            bounded=evaluate.bounded,
+            sorted=config.compatibility.sorted_windows,
+        )
+
+    def lengths(self) -> dict[str, int]:
+        """Return the tokens that a model reads at once, by the settings that decide it; none if the text does."""
+        return {f"{self.section}.block + {self.section}.context": self.block + self.context}
+
+    def cut(self, corpus: Corpus, portion: Portion) -> Segments:
+        """Return the windows of a portion of a corpus, in the order in which they are read."""
+        text = corpus.split(portion.split)
+        offsets = document_offsets(text, self.bounded)
+        sizes = self.block, self.context, portion.tokens, portion.sample
+        windows = cut_lines(text, offsets, corpus.vocabulary.eos, *sizes) if self.lines else cut(offsets, *sizes)
+        if self.context or not self.sorted:
+            return windows
+        return windows.take(np.argsort(windows.length, kind="stable"))  # so the published code reads windows without context
+
+    def check(self, corpus: Corpus, description: dict[str, Any]) -> None:
+        """Raise UserError if a model, by its description, cannot read the corpus."""
+        return
+
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +123,7 @@ FORECAST_TOKENS, FORECAST_BATCHES = 2**17, 4  # time and disk are forecast from 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Encode(ArtefactInParts):
+class Encode(ShardedArtefact):
     """A portion of a corpus encoded by the model, window by window."""
 
     kind, format = "encode", 4
@@ -77,11 +153,11 @@ class Encode(ArtefactInParts):
         return self.windowing.cut(corpus, self.portion)
 
     def build(self, folder: Path) -> None:
-        usage, shards = Usage(), self.open_parts(folder)
-        windows, network = shards.windows, shards.reader.network
+        opened = corpus, reader, windows = self.open()
         if windows.scored() > FORECAST_TOKENS and not any(folder.iterdir()):
-            self.forecast(folder, Reader(network), shards.corpus, windows, shards.device)
-        self.make_parts(shards, f"encode {self.split}")
+            self.forecast(folder, Reader(reader.network), corpus, windows)
+        self.make_shards(self.work(folder, opened), folder, f"encode {self.split}")
+        usage = Usage()
         for note in folder.glob("part-*.json"):
             usage.add(json.loads(note.read_text(encoding="utf-8")))
         content = {
@@ -89,12 +165,12 @@ class Encode(ArtefactInParts):
             "seconds": round(usage.seconds, 3),
             "processor_seconds": usage.processor_seconds,
             "peak_memory_mb": usage.peak_memory_mb,
-            "width": network.width,
+            "width": reader.network.width,
         }
-        write_json(folder / "encode.json", content | self.origin(shards.corpus))
+        write_json(folder / "encode.json", content | self.origin(corpus))
 
-    def open_parts(self, folder: Path) -> EncodedShards:
-        """Load corpus and model; UserError if the model cannot read these windows."""
+    def open(self) -> tuple[Corpus, Reader, Segments]:
+        """Return corpus, model and windows; UserError if the model cannot read these windows."""
         corpus = self.corpus.corpus()
         network, description = self.settings.open(self.model.path())
         if description["vocabulary_fingerprint"] != corpus.vocabulary.fingerprint:
@@ -108,11 +184,32 @@ class Encode(ArtefactInParts):
         lengths = {} if self.settings.reads_any_length else self.windowing.lengths()
         longest = int(windows.length.max()) if lengths else 0
         check_positions(network.backbone.positions, lengths, self.settings.is_pretrained, longest)
-        device = self.hardware.device
-        network.to(device)
+        network.to(self.hardware.device)
         if network.is_stateful and (windows.context.any() or self.windowing.sorted):
             raise UserError(f"{CARRIED}, and compatibility=none")
-        return EncodedShards(self, folder, Reader(network), corpus, windows, device)
+        return corpus, Reader(network), windows
+
+    def work(self, folder: Path, opened: tuple[Corpus, Reader, Segments] | None = None) -> Work:
+        """Return the work on shards of as many windows each; a stateful reader must have read those before a shard.
+
+        What another machine left at a URL may lack the state after its last shard.
+        """
+        corpus, reader, windows = opened or self.open()
+        length = max(1, SHARD // int(windows.length.max()))  # windows of a shard
+        shards = [windows.take(slice(first, first + length)) for first in range(0, len(windows), length)]
+        files = [folder / f"{number:05d}.safetensors" for number in range(len(shards))]
+
+        def make(number: int, advance: Advance) -> None:
+            restore_reader_state(reader, folder, number - 1, self.hardware.device)
+            batches = self.encode_batches(reader, corpus, shards[number], number * length)
+            # What it took is not in the shard, whose bytes depend on the text only.
+            write_shard(files[number], folder / f"part-{number:05d}.json", reader, batches, advance)
+
+        def can_begin(number: int) -> bool:
+            return reader_state_file(folder, number - 1).exists()
+
+        sizes = [shard.scored() for shard in shards]
+        return Work(files, sizes, make, in_order=reader.network.is_stateful, can_begin=can_begin)
 
     def origin(self, corpus: Corpus) -> dict[str, Any]:
         """Return what identifies the model and the text that were encoded."""
@@ -127,9 +224,7 @@ class Encode(ArtefactInParts):
             "characters": corpus.statistics["characters"],
         }
 
-    def encode_batches(
-        self, reader: Reader, corpus: Corpus, windows: Segments, first: int, device: Any
-    ) -> Iterator[dict[str, Tensor]]:
+    def encode_batches(self, reader: Reader, corpus: Corpus, windows: Segments, first: int) -> Iterator[dict[str, Tensor]]:
         """Yield the columns of each batch; ``first`` numbers the first window.
 
         A stateful model reads one window at a time, in order; for others, windows of like length share a batch.
@@ -137,7 +232,7 @@ class Encode(ArtefactInParts):
         batches = self.batches(windows, reader.network.is_stateful)
         for batch in WindowLoader(corpus.split(self.split), windows, batches, corpus.vocabulary.special_ids):
             with self.hardware.autocast():
-                yield self.columns(reader, batch.to(device), first)
+                yield self.columns(reader, batch.to(self.hardware.device), first)
 
     def batches(self, windows: Segments, one_by_one: bool) -> list[list[int]]:
         """Return the numbers of the windows that each batch holds, in the order in which batches are read."""
@@ -148,9 +243,9 @@ class Encode(ArtefactInParts):
         tokens = self.batch_tokens or BATCH_TOKENS[self.hardware.device.type]
         return max(1, tokens // int(windows.length.max()))
 
-    def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> None:
+    def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments) -> None:
         """Print how long encoding will take and how much it will write; UserError if the disk is too small."""
-        seconds, size = self.estimate_cost(reader, corpus, windows, device)
+        seconds, size = self.estimate_cost(reader, corpus, windows)
         log.info(
             f"{self.stage}: {windows.scored():,} tokens of {self.split}: about {seconds / 60:.1f} minutes "
             f"and {size / 2**20:,.0f} MiB",
@@ -158,12 +253,12 @@ class Encode(ArtefactInParts):
         check_room(folder, size, "contexts", "set paths.outputs, datastore.tokens=N or datastore.dtype=int8")
 
     @torch.no_grad()
-    def estimate_cost(self, reader: Reader, corpus: Corpus, windows: Segments, device: Any) -> tuple[float, float]:
+    def estimate_cost(self, reader: Reader, corpus: Corpus, windows: Segments) -> tuple[float, float]:
         """Return estimates of the seconds and bytes that all windows take, from a few batches of them."""
         count = min(len(windows), FORECAST_BATCHES * self.windows_per_batch(windows))
         sample = windows.take(np.linspace(0, len(windows) - 1, count).astype(int))
         size, times = 0, [time.perf_counter()]
-        for columns in self.encode_batches(reader, corpus, sample, 0, device):
+        for columns in self.encode_batches(reader, corpus, sample, 0):
             size += sum(column.nbytes for column in columns.values())
             times.append(time.perf_counter())
         batches = self.batches(sample, reader.network.is_stateful)[1:]  # the first is a warm-up
@@ -199,48 +294,6 @@ class Encode(ArtefactInParts):
             "position": stored_numbers(contexts.positions.position),
         }
         return {name: column.cpu() for name, column in columns.items()}
-
-
-class EncodedShards(Parts):
-    """The shards of windows that ``encode`` cuts, each a file in ``folder``."""
-
-    def __init__(self, encode: Encode, folder: Path, reader: Reader, corpus: Corpus, windows: Segments, device: Any):
-        self.encode, self.folder, self.reader = encode, folder, reader
-        self.corpus, self.windows, self.device = corpus, windows, device
-        self.length = max(1, SHARD // int(windows.length.max()))  # windows of a shard
-        self.sizes = [self.part(number).scored() for number in range(-(-len(windows) // self.length))]
-        self.sequential = reader.network.is_stateful
-
-    def missing(self) -> list[int]:
-        """Return the numbers of the shards that are still to be made, for a stateful reader from one that it can go on with.
-
-        What another machine left at a URL may lack the state after its last shard.
-        """
-        missing = super().missing()
-        if not self.sequential or not missing:
-            return missing
-        first = missing[0]
-        while first and not reader_state_file(self.folder, first - 1).exists():
-            first -= 1
-        return [*range(first, len(self.sizes))]
-
-    def part(self, number: int) -> Segments:
-        """Return the windows of a shard."""
-        return self.windows.take(slice(number * self.length, (number + 1) * self.length))
-
-    def file(self, number: int) -> Path:
-        """Return the file of a shard."""
-        return self.folder / f"{number:05d}.safetensors"
-
-    def note(self, number: int) -> Path:
-        """Return the file that says what a shard took; not in the shard, whose bytes depend on the text only."""
-        return self.folder / f"part-{number:05d}.json"
-
-    def make(self, number: int, advance: Advance) -> None:
-        """Encode the windows of a shard and write them; a stateful reader must have read those before it."""
-        restore_reader_state(self.reader, self.folder, number - 1, self.device)
-        batches = self.encode.encode_batches(self.reader, self.corpus, self.part(number), number * self.length, self.device)
-        write_shard(self.file(number), self.note(number), self.reader, batches, advance)
 
 
 @torch.no_grad()

@@ -1,12 +1,13 @@
 """evaluate: scores the test split once with the tuned settings; rows of the same memories share a pass, and each has its time.
 
-The pass is made in parts, each of them a file until the artefact is finished.
+The pass is made in shards, each of them a file until the artefact is finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from trime.common.metrics import ResourceUsage, Usage, device_seconds, processor
 from trime.common.types import LogMass
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, Parts, columns_of, grouped, read_part
+from trime.lab.shards import ShardedArtefact, Work, prefixed, read_shard, unprefixed
 from trime.lab.stage import Stage
 from trime.scoring.loss_sums import LossSums, TokenMeans, dev_frequency, summarize_row
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
-from trime.stages.scoring import Scoring, build_scorer, text_parts, windows_of
+from trime.stages.scoring import Scoring, Span, build_scorer, span_file, spans_of, windows_of
 from trime.stages.tune import TunedRows
 from trime.token_memory.test.base import Memory, Window
 
@@ -38,7 +39,7 @@ class TestResults(Artefact):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evaluate(TestResults, ArtefactInParts):
+class Evaluate(TestResults, ShardedArtefact):
     """Loss and perplexity of every row on the test split: ``rows.json``."""
 
     kind, format = "evaluate", 8
@@ -50,13 +51,65 @@ class Evaluate(TestResults, ArtefactInParts):
     eviction: Free[dict[str, Any]]  # the policy that the table names; memories of ``tune`` have theirs
     lab: Free[Lab]
 
-    def open_parts(self, folder: Path) -> EvaluateParts:
-        return EvaluateParts(self, folder)
+    def shards(self) -> list[tuple[list[int], Span]]:
+        """Return spans of the split for one group of rows after the other, by their numbers.
+
+        Rows of the same memories are a group, which asks each memory once, whatever sizes were chosen for it.
+        """
+        groups: dict[Any, list[int]] = {}
+        rows, memories = self.tune.rows(), self.tune.memories
+        for number, row in enumerate(rows):
+            groups.setdefault((frozenset(row.memories), id(self.tune.for_row(number))), []).append(number)
+        spans = cache(partial(spans_of, self.encoded))
+        scopes = [
+            max(memories.state_scope(rows[group[0]].memories), *(rows[row].state_scope for row in group))
+            for group in groups.values()
+        ]
+        return [(group, span) for group, scope in zip(groups.values(), scopes, strict=True) for span in spans(scope)]
+
+    def work(self, folder: Path, shards: list[tuple[list[int], Span]] | None = None) -> Work:
+        """Return the work on each shard: summed losses, and the memories' share of P(target)."""
+        shards, rows = shards or self.shards(), self.tune.rows()
+        files = [span_file(folder, span, f"{'-'.join(map(str, group))}-") for group, span in shards]
+        opened: dict[int, Scorer] = {}  # of one group, for the memories of another may be large
+
+        def make(number: int, advance: Advance) -> None:
+            group, span = shards[number]
+            if group[0] not in opened:
+                opened.clear()
+                own = [rows[row] for row in group]
+                opened[group[0]] = build_scorer(self.scoring, own, self.tune.for_row(group[0]).memories, self.encoded)
+            write_tensors(files[number], *self.score(span, opened[group[0]], [rows[row] for row in group], advance))
+
+        return Work(files, [span.tokens for _, span in shards], make)
+
+    def score(
+        self, span: Span, scorer: Scorer, group: Sequence[MixtureSpec | FittedMixtureSpec], advance: Advance
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Score a span by the rows of a group; return the tensors of its file, by a row's place in the group, and a note."""
+        rows, tokens, meter = [RowScores(row) for row in group], [], ResourceUsage()  # the clock starts when the index is open
+        for window, masses in scorer.query(windows_of(self.encoded, span)):
+            tokens.append(window.query.token)
+            for row, row_masses in zip(rows, masses, strict=True):
+                row.add(window, row_masses)
+            advance(len(window.vocabulary.total))
+        note, tensors, notes = meter.note(), {"token": torch.cat(tokens).cpu()}, []
+        for place, row in enumerate(rows):
+            tensors |= prefixed(str(place), row.tensors())
+            # A row alone would not have taken the time in which the others were scored.
+            others = [other for other in rows if other is not row]
+            spent = {name: sum(getattr(other, name) for other in others) for name in ("seconds", "processor_seconds")}
+            notes.append(note | {name: note[name] - seconds for name, seconds in spent.items()})
+        return tensors, {"rows": notes, "search": describe_search(scorer.memories)}
 
     def build(self, folder: Path) -> None:
-        parts = self.open_parts(folder)
-        self.make_parts(parts, f"evaluate {self.encoded.split}")
-        results = [self.row_result(row, *files) for row, files in zip(parts.rows, parts.files_by_row(), strict=True)]
+        shards, rows = self.shards(), self.tune.rows()
+        work = self.work(folder, shards)
+        self.make_shards(work, folder, f"evaluate {self.encoded.split}")
+        results = []
+        for number, row in enumerate(rows):
+            own = [(group.index(number), file) for (group, _), file in zip(shards, work.files, strict=True) if number in group]
+            results.append(self.row_result(row, own[0][0], [file for _, file in own]))
         write_json(folder / "rows.json", results)
 
     def row_result(self, row: MixtureSpec | FittedMixtureSpec, place: int, files: list[Path]) -> dict[str, Any]:
@@ -64,9 +117,9 @@ class Evaluate(TestResults, ArtefactInParts):
         corpus, information = self.encoded.corpus.corpus(), self.encoded.summary()
         sums, shares, usage, search = LossSums(), TokenMeans(len(corpus.vocabulary)), Usage(), {}
         usage.add(information)
-        for tensors, note in map(read_part, files):
-            own = columns_of(tensors, str(place))
-            sums.put_tensors(columns_of(own, "losses"))
+        for tensors, note in map(read_shard, files):
+            own = unprefixed(tensors, str(place))
+            sums.put_tensors(unprefixed(own, "losses"))
             if row.memories:
                 shares.add(tensors["token"], own["share"])
             usage.add(note["rows"][place])
@@ -85,68 +138,6 @@ class Evaluate(TestResults, ArtefactInParts):
             **processor_ms(usage.processor_seconds, result["tokens"]),
             "peak_memory_mb": usage.peak_memory_mb,
         }
-
-
-class EvaluateParts(Parts):
-    """Parts of the test split for one group of rows after the other: summed losses, and the memories' share of P(target).
-
-    Rows of the same memories are a group, which asks each memory once, whatever sizes were chosen for it.
-    """
-
-    def __init__(self, evaluate: Evaluate, folder: Path):
-        self.evaluate, self.folder = evaluate, folder
-        self.rows, memories = evaluate.tune.rows(), evaluate.tune.memories
-        alike: dict[Any, list[int]] = {}
-        for number, row in enumerate(self.rows):
-            alike.setdefault((frozenset(row.memories), id(evaluate.tune.for_row(number))), []).append(number)
-        self.groups = [*alike.values()]
-        scopes = [
-            max(memories.state_scope(self.rows[group[0]].memories), *(self.rows[row].state_scope for row in group))
-            for group in self.groups
-        ]
-        cuts = {scope: text_parts(evaluate.encoded, scope) for scope in {*scopes}}
-        self.parts = [(group, part) for group, scope in enumerate(scopes) for part in cuts[scope]]
-        self.sizes = [part.tokens for _, part in self.parts]
-        self.opened: tuple[int, Scorer] | None = None
-
-    def file(self, number: int) -> Path:
-        group, part = self.parts[number]
-        return self.folder / f"part-{'-'.join(map(str, self.groups[group]))}-{part.name}.safetensors"
-
-    def files_by_row(self) -> list[tuple[int, list[Path]]]:
-        """Return for each row its place in its group, and the files of the group's parts, in order."""
-        files: list[list[Path]] = [[] for _ in self.groups]
-        for (group, _), file in zip(self.parts, self.files(), strict=True):
-            files[group].append(file)
-        places = {row: (place, files[group]) for group, rows in enumerate(self.groups) for place, row in enumerate(rows)}
-        return [places[row] for row in range(len(self.rows))]
-
-    def scorer(self, group: int) -> Scorer:
-        """Return the scorer of a group, which is kept until that of another one is asked for."""
-        if self.opened is None or self.opened[0] != group:
-            evaluate, self.opened = self.evaluate, None  # the memories of another group may be large
-            rows = self.groups[group]
-            memories = evaluate.tune.for_row(rows[0]).memories
-            self.opened = group, build_scorer(evaluate.scoring, [self.rows[row] for row in rows], memories, evaluate.encoded)
-        return self.opened[1]
-
-    def make(self, number: int, advance: Advance) -> None:
-        group, part = self.parts[number]
-        scorer, rows = self.scorer(group), [RowScores(self.rows[row]) for row in self.groups[group]]
-        tokens, meter = [], ResourceUsage()  # the clock starts when the index is open
-        for window, masses in scorer.query(windows_of(self.evaluate.encoded, part)):
-            tokens.append(window.query.token)
-            for row, row_masses in zip(rows, masses, strict=True):
-                row.add(window, row_masses)
-            advance(len(window.vocabulary.total))
-        note, tensors, notes = meter.note(), {"token": torch.cat(tokens).cpu()}, []
-        for place, row in enumerate(rows):
-            tensors |= grouped(str(place), row.tensors())
-            # A row alone would not have taken the time in which the others were scored.
-            others = [other for other in rows if other is not row]
-            spent = {name: sum(getattr(other, name) for other in others) for name in ("seconds", "processor_seconds")}
-            notes.append(note | {name: note[name] - seconds for name, seconds in spent.items()})
-        write_tensors(self.file(number), tensors, {"rows": notes, "search": describe_search(scorer.memories)})
 
 
 class RowScores:
@@ -169,9 +160,9 @@ class RowScores:
         self.processor_seconds += processor_seconds() - processor
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return summed losses, and the memories' share [n] of each token if there are any, as a part's file holds them."""
+        """Return summed losses, and the memories' share [n] of each token if there are any, as a shard's file holds them."""
         shares = {"share": torch.cat(self.shares).cpu()} if self.shares else {}
-        return grouped("losses", self.sums.tensors()) | shares
+        return prefixed("losses", self.sums.tensors()) | shares
 
 
 def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:

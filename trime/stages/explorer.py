@@ -12,10 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trime.errors import UserError, install_command
 from trime.lab.stage import Stage
-from trime.report.annotated import annotated, rendered
 from trime.report.canvas import memory_colours
 from trime.report.page import first_shown
-from trime.report.passages import SampledToken
+from trime.report.passages import SampledToken, annotated, rendered
 from trime.report.run_result import VOCABULARY
 from trime.stages.generate import extend_shown
 from trime.stages.graph import Graph

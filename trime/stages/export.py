@@ -18,16 +18,16 @@ from trime.common.io import checksum_of, megabytes, partial_of, plain, size_of, 
 from trime.common.progress import Progress
 from trime.errors import UserError, install_command
 from trime.lab.artefact import Artefact
-from trime.lab.config_hash import without
 from trime.lab.manifest import MANIFEST, write_manifest
+from trime.lab.provenance import without
 from trime.lab.stage import Stage
 from trime.report.results import portable, read_run, write_results
 from trime.report.run_result import ScoredRun
 from trime.report.tables import markdown, run_table, text_facts, text_notes
 from trime.stages.graph import Graph
-from trime.stages.mixture import TuneMixture
 from trime.stages.prepare import LEARNED
 from trime.stages.pretrained import is_pretrained
+from trime.stages.tune import TuneMixture
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ CORPUS = ("vocabulary.json", "statistics.json", LEARNED)  # what is needed of a 
 PRETRAINED = "pretrained-model"  # the folder of a pretrained model
 LEFT_OUT = ("expert_masses", "seconds.txt")  # files that only further stages of the run read
 OF_THE_RUN = (  # sections of the configuration that say how and where it was trained and reported
-    "memory",
+    *("memory", "task"),
     *("export", "report", "logger", "callbacks", "storage", "paths", "prompt_file", "stages"),
     *("small", "questions", "answering", "translation"),
 )

@@ -4,40 +4,116 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from omegaconf import DictConfig
 from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
 from trime.common.identity import Free
-from trime.common.io import partial_of, write_json
+from trime.common.io import partial_of, plain, write_json
 from trime.common.metrics import ResourceUsage, processor_ms
+from trime.common.parts import build
 from trime.common.urls import local_copy
-from trime.data.corpus import content_hash
+from trime.data.corpus import Corpus, content_hash
+from trime.data.module import TextDataModule
+from trime.data.segments import parse_token_count
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.manifest import check_manifest
 from trime.lab.stage import Stage
-from trime.models.network import Network, save_network
-from trime.stages.model_io import check_positions, save_transformers
+from trime.models.network import Network, build_network, save_network
+from trime.stages.model_io import ModelSettings, check_positions, save_transformers, write_description
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare
-from trime.stages.training_task import LanguageModelTraining
-from trime.training.callbacks.checkpoints import BestWeights
-from trime.training.callbacks.forecast import Forecast
-from trime.training.callbacks.history import History
+from trime.training.callbacks import BestWeights, Forecast, History
 from trime.training.hardware import Hardware
+from trime.training.language_model import LanguageModel, UpdateSettings
 from trime.training.trainer import TrainerSettings, quiet, run_training
+
+
+@dataclass(frozen=True)
+class LanguageModelTraining:
+    """Training on segments of ``length`` tokens, and the settings of its batches and updates."""
+
+    batching: dict[str, Any]  # conf/batching
+    memory: dict[str, Any]  # conf/memory
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
+    seed: int
+    padded: bool  # padded positions are memories, too, as in the published code
+    plain_updates: int  # the first ones train the plain language model (TRIME 5.2)
+    model: Free[ModelSettings]
+    validate_tokens: Free[int | None]  # of a validation; None: all
+    length: int
+    bounded: bool  # segments end with their document
+
+    @classmethod
+    def of(cls, config: DictConfig, **further: Any) -> Self:
+        """Return the training that a configuration describes; ``further`` are fields of a subclass."""
+        train, names = config.train, ("batching", "memory", "optimizer", "schedule", "seed")
+        return cls(
+            **{name: plain(config[name]) for name in names},
+            padded=config.compatibility.padding is not None,
+            plain_updates=math.ceil(train.plain_share * train.updates),
+            model=ModelSettings.of(config),
+            validate_tokens=parse_token_count(train.validate_tokens),
+            length=config.segments.length,
+            bounded=config.segments.bounded,
+            **further,
+        )
+
+    def network(self, corpus: Corpus) -> Network:
+        """Return a new network for the corpus's vocabulary."""
+        return build_network(self.model.parts(), len(corpus.vocabulary))
+
+    def describe(self, folder: Path, corpus: Corpus, trained: dict[str, Any]) -> None:
+        """Write ``model.json``, from which the network is built again."""
+        write_description(folder, self.model.parts(), corpus.vocabulary, trained)
+
+    def data(self, corpus: Corpus, neighbours: np.ndarray | None, is_stateful: bool) -> TextDataModule:
+        """Return the training batches in planned order, and the batches of a validation.
+
+        ``neighbours`` [segments k] are those of training segments, if the batching needs them; a stateful model reads rows that
+        continue from batch to batch.
+        """
+        batching = build(self.batching)
+        if is_stateful and not batching.contiguous_rows:
+            raise UserError("this backbone's rows continue from batch to batch: set batching=streams")
+        cutting = self.length, self.bounded, self.validate_tokens
+        return TextDataModule(None, corpus.folder, batching, *cutting, neighbours)
+
+    def module(self, network: Network) -> LanguageModel:
+        """Return the Lightning module that trains the network."""
+        return LanguageModel(network, *self.module_parts())
+
+    def module_parts(self) -> tuple[Any, UpdateSettings, Any, Any]:
+        """Return what a Lightning module needs beside its network: memory in training, settings, optimiser and schedule."""
+        training = UpdateSettings(self.seed, self.plain_updates, self.padded)
+        memory = build(self.memory) if self.memory.get("_target_") else None
+        optimizer = build(self.optimizer, _partial_=True)
+        return memory, training, optimizer, build(self.schedule)
+
+    def callbacks(self, corpus: Corpus) -> list[pl.Callback]:
+        """Return the callbacks that this task adds."""
+        return []
+
+    def best_weights(self, folder: Path) -> BestWeights:
+        """Return the callback that keeps the weights of the best validation, the one with the lowest objective."""
+        return BestWeights(folder)
+
 
 log = logging.getLogger(__name__)
 

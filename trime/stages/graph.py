@@ -21,8 +21,8 @@ from trime.data.corpus import VocabularySource
 from trime.data.segments import parse_token_count
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
-from trime.lab.engines import Engine, Job, Local, MakePart
-from trime.lab.parts import ArtefactInParts, Parts
+from trime.lab.engines import Engine, Job, Local, MakeShard
+from trime.lab.shards import ShardedArtefact, Work
 from trime.lab.stage import known_stages
 from trime.lab.tracking import build_loggers
 from trime.models.network import Network
@@ -32,13 +32,12 @@ from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.rows import MixtureSpecs, rows_of
 from trime.stages.analysis.run_analysis import PerToken, RunAnalysis
 from trime.stages.analysis.subsets import SubsetMixtures, Subsets
-from trime.stages.datastore import ExternalStore, duplicates_in_store
-from trime.stages.encode import Encode
+from trime.stages.encode import Encode, Portion, TextWindows
 from trime.stages.evaluate import Evaluate, TestResults
-from trime.stages.fit import ExternalModel, Fit, Services
+from trime.stages.fit import ExternalModel, Fit, LanguageModelTraining, Services
 from trime.stages.import_checkpoint import Import
+from trime.stages.index import ExternalStore, duplicates_in_store
 from trime.stages.memories import Memories, Sources
-from trime.stages.mixture import MixtureSettings, TuneMixture, given_mixture
 from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, VocabularySettings, copies_within, duplicates_of
@@ -46,9 +45,7 @@ from trime.stages.pretrained import is_pretrained, vocabulary_source
 from trime.stages.questions.answer import Answer
 from trime.stages.questions.train_small import InitSmall, TrainSmall
 from trime.stages.scoring import Scoring
-from trime.stages.training_task import LanguageModelTraining
-from trime.stages.tune import Tune, TunedRows
-from trime.stages.windows import Portion, TextWindows
+from trime.stages.tune import MixtureSettings, Tune, TunedRows, TuneMixture, given_mixture
 from trime.training.hardware import Hardware, launch
 from trime.training.trainer import TrainerSettings
 
@@ -82,7 +79,7 @@ class Graph:
     @cached_property
     def lab(self) -> Lab:
         """The folder of this experiment's artefacts, and the engine that makes them."""
-        return Lab.of(self.config, self.run_parts)
+        return Lab.of(self.config, self.make_shards)
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -223,22 +220,22 @@ class Graph:
             )
         return self.stores[key]
 
-    def run_parts(self, artefact: ArtefactInParts, parts: Parts, bar: Any) -> None:
-        """Make the missing parts of an artefact, by the configured engine unless they must follow one another."""
-        engine: Engine = Local() if parts.sequential else self.engine
-        bar.update(parts.done())
-        engine.run(self.job(artefact, parts), parts.make, parts.missing(), bar.update)
+    def make_shards(self, artefact: ShardedArtefact, work: Work, folder: Path, bar: Any) -> None:
+        """Make the missing shards of an artefact, by the configured engine unless they must follow one another."""
+        engine: Engine = Local() if work.in_order else self.engine
+        bar.update(work.done())
+        engine.run(self.job(artefact, folder), work.make, work.missing(), bar.update)
 
     @cached_property
     def engine(self) -> Engine:
         """The configured engine."""
         return build(self.config.engine)
 
-    def job(self, artefact: ArtefactInParts, parts: Parts) -> Job:
-        """Return the description of an artefact's parts with which other processes make them."""
+    def job(self, artefact: ShardedArtefact, folder: Path) -> Job:
+        """Return the description of an artefact's shards with which other processes make them in its ``folder``."""
         precision = {"trainer": {"precision": self.hardware.precision}}  # whatever devices the others have
         settings = OmegaConf.to_yaml(OmegaConf.merge(self.config, precision), resolve=True)
-        return Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, parts.folder)
+        return Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, folder)
 
     @cached_property
     def duplicates(self) -> list[str]:
@@ -280,7 +277,7 @@ class Graph:
         for split, readers in (("valid", {"encode", "tune"}), ("test", {"evaluate"})):
             if readers & stages:
                 self.evaluated_corpus.corpus().split(split)
-        if {"encode", "datastore"} & stages:
+        if {"encode", "index"} & stages:
             for memory in self.memories.stored.values():
                 memory.check_text()
         self.check_windows()
@@ -436,21 +433,21 @@ class Graph:
         return known_stages()[stage].artefacts(self)
 
 
-def open_job(graph_of: type[Graph], job: Job) -> MakePart:
-    """Return what makes the parts of a job's artefact in another process, from the settings alone.
+def open_job(graph_of: type[Graph], job: Job) -> MakeShard:
+    """Return what makes the shards of a job's artefact in another process, from the settings alone.
 
-    A part that exists already, because the worker that made it died before it said so, is not made again.
+    A shard that exists already, because the worker that made it died before it said so, is not made again.
     """
     artefacts = [artefact for artefact in graph_in(graph_of, job.settings).artefacts_of(job.stage) if artefact.name == job.name]
-    if not artefacts or not isinstance(artefacts[0], ArtefactInParts):
+    if not artefacts or not isinstance(artefacts[0], ShardedArtefact):
         raise UserError(f"{job.stage}: a worker understands these settings differently: install the same on all machines")
-    parts = artefacts[0].open_parts(job.folder)
+    work = artefacts[0].work(job.folder)
 
     def make(number: int, advance: Callable[[int], object]) -> None:
-        if parts.file(number).exists():
-            advance(parts.sizes[number])
+        if work.files[number].exists():
+            advance(work.sizes[number])
         else:
-            parts.make(number, advance)
+            work.make(number, advance)
 
     return make
 

@@ -23,8 +23,8 @@ from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.scoring.rows import MixtureSpecs, traits_of
 from trime.scoring.scorer import memory_names
-from trime.stages.datastore import BuildIndex, ExternalStore, check_faiss, check_index, check_index_factory
 from trime.stages.encode import Encode
+from trime.stages.index import BuildIndex, ExternalStore, check_faiss, check_index, check_index_factory
 from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.prepare import Prepare
 from trime.token_memory.search.datastore import Datastore, check_k
@@ -41,7 +41,7 @@ SEARCH = ("k", "nprobe", "rescore")  # the settings that decide what a search of
 class Suffixes(Artefact):
     """A suffix array in ``order.npy`` and ``starts.npy``, and its text with a separator after each document."""
 
-    kind, stage, format, summary_file = "suffixes", "datastore", 2, "suffixes.json"
+    kind, stage, format, summary_file = "suffixes", "index", 2, "suffixes.json"
 
     text: Prepare
     split: str
@@ -193,7 +193,7 @@ class DatastoreMemory(StoredMemory):
         return {name: self.config.index[name] for name in SEARCH}
 
     def check_settings(self) -> None:
-        if self.config.index.factory not in (None, AUTO) and "datastore" in self.config.stages:  # with auto, its size decides
+        if self.config.index.factory not in (None, AUTO) and "index" in self.config.stages:  # with auto, its size decides
             check_faiss(self.config.index.factory)
         own = f"test_memories.{self.name}." if any(self.changed.values()) else ""  # else its settings are those of the sections
         for section, kind in (("datastore", schema.Datastore), ("index", schema.Index)) if own else ():

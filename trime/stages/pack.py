@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ import numpy as np
 from trime.common.identity import Free
 from trime.common.io import write_array
 from trime.common.parts import build
-from trime.data.corpus import Split
+from trime.data.corpus import Corpus, Split
 from trime.data.neighbours import TermTable, english, excluded_ranges, segment_terms
 from trime.data.segments import Segments, training_segments
 from trime.errors import UserError
 from trime.lab.artefact import Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, Parts
+from trime.lab.shards import ShardedArtefact, Work
 from trime.lab.stage import Stage
 from trime.stages.prepare import Prepare
 
@@ -26,7 +26,7 @@ QUERIES = 2048  # per file of results
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pack(ArtefactInParts):
+class Pack(ShardedArtefact):
     """The nearest neighbours of training segments: ``neighbours.npy`` [segments k]."""
 
     kind = "pack"
@@ -46,13 +46,41 @@ class Pack(ArtefactInParts):
         """Return the segments that are compared."""
         return training_segments(text, self.length, self.bounded)
 
-    def open_parts(self, folder: Path) -> PackParts:
-        return PackParts(self, folder)
+    def work(self, folder: Path) -> Work:
+        """Return the work on the neighbours of each segment among all segments, which every process indexes for itself."""
+        corpus = self.corpus.corpus()
+        text = corpus.split("train")
+        segments = self.segments(text)
+        sizes = [min(QUERIES, len(segments) - start) for start in range(0, len(segments), QUERIES)]
+        files = [folder / f"part-{number * QUERIES:09d}-{size}.npy" for number, size in enumerate(sizes)]
+        index = cache(partial(self.index, corpus, text, segments))
+
+        def make(number: int, advance: Advance) -> None:
+            queries = list(range(number * QUERIES, number * QUERIES + sizes[number]))
+            excluded = excluded_ranges(queries, segments.document, index().exclude)
+            write_array(files[number], index().nearest(queries, self.k, *excluded))
+            advance(len(queries))
+
+        return Work(files, sizes, make)
+
+    def index(self, corpus: Corpus, text: Split, segments: Segments) -> Any:
+        """Return the index of all segments; UserError if their tokens are not what its analyzer reads."""
+        index = build(self.neighbours)
+        terms = segment_terms(text, segments, [corpus.vocabulary.eos, corpus.vocabulary.unknown])
+        if index.analyzer == "english":
+            if corpus.statistics["characters"]:
+                raise UserError(
+                    "neighbours.analyzer=english needs words, but these tokens are characters: set neighbours.analyzer=raw"
+                )
+            table = TermTable(corpus.vocabulary.symbols, english)
+            terms = [table(tokens) for tokens in terms]
+        index.fit(terms)
+        return index
 
     def build(self, folder: Path) -> None:
-        parts = self.open_parts(folder)
-        self.make_parts(parts, "pack", "segment")
-        neighbours = np.concatenate([np.load(file) for file in parts.files()])
+        work = self.work(folder)
+        self.make_shards(work, folder, "pack", "segment")
+        neighbours = np.concatenate([np.load(file) for file in work.files])
         exclude = self.neighbours["exclude"]
         if not (neighbours >= 0).any() and exclude != "none":
             raise UserError(
@@ -64,40 +92,6 @@ class Pack(ArtefactInParts):
     def table(self) -> np.ndarray:
         """Return the finished table [segments k], memory-mapped; -1 where there is no neighbour."""
         return np.load(self.path() / "neighbours.npy", mmap_mode="r")
-
-
-class PackParts(Parts):
-    """Parts of the training segments: the neighbours of each among all segments, which every process indexes for itself."""
-
-    def __init__(self, pack: Pack, folder: Path):
-        self.pack, self.folder, self.corpus = pack, folder, pack.corpus.corpus()
-        self.text = self.corpus.split("train")
-        self.segments = pack.segments(self.text)
-        self.sizes = [min(QUERIES, len(self.segments) - start) for start in range(0, len(self.segments), QUERIES)]
-
-    def file(self, number: int) -> Path:
-        return self.folder / f"part-{number * QUERIES:09d}-{self.sizes[number]}.npy"
-
-    @cached_property
-    def backend(self) -> Any:
-        """The index of all segments; UserError if their tokens are not what its analyzer reads."""
-        backend = build(self.pack.neighbours)
-        terms = segment_terms(self.text, self.segments, [self.corpus.vocabulary.eos, self.corpus.vocabulary.unknown])
-        if backend.analyzer == "english":
-            if self.corpus.statistics["characters"]:
-                raise UserError(
-                    "neighbours.analyzer=english needs words, but these tokens are characters: set neighbours.analyzer=raw"
-                )
-            table = TermTable(self.corpus.vocabulary.symbols, english)
-            terms = [table(tokens) for tokens in terms]
-        backend.fit(terms)
-        return backend
-
-    def make(self, number: int, advance: Advance) -> None:
-        queries = list(range(number * QUERIES, number * QUERIES + self.sizes[number]))
-        excluded = excluded_ranges(queries, self.segments.document, self.backend.exclude)
-        write_array(self.file(number), self.backend.nearest(queries, self.pack.k, *excluded))
-        advance(len(queries))
 
 
 PACK = Stage("pack", lambda graph: [graph.pack])

@@ -20,12 +20,12 @@ from trime.models.network import Network, build_network
 from trime.report.report_runs import check_report
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.rows import NOT_FITTED, memories_of, rows_of, traits_of
+from trime.stages.encode import TextWindows
 from trime.stages.graph import Graph
 from trime.stages.memories import Memories
-from trime.stages.mixture import given_mixture
 from trime.stages.model_io import CARRIED
 from trime.stages.pretrained import is_pretrained
-from trime.stages.windows import TextWindows
+from trime.stages.tune import given_mixture
 from trime.token_memory.train.visibility import Previous
 from trime.training.hardware import Hardware
 from trime.training.trainer import TrainerSettings

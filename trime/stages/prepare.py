@@ -44,7 +44,7 @@ from trime.data.tokenizers import metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
-from trime.lab.config_hash import identify_text
+from trime.lab.provenance import identify_text
 from trime.lab.stage import Stage
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Passes over an encoded split in which rows are scored with their memories, in parts that do not depend on one another."""
+"""Passes over an encoded split in which rows are scored with their memories, in spans that do not depend on one another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 
 from trime.common.progress import Progress
-from trime.lab.parts import Parts, columns_of, grouped
+from trime.lab.shards import prefixed, unprefixed
 from trime.scoring.loss_sums import LossSums
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.scorer import Scorer, memory_names
@@ -21,7 +21,7 @@ from trime.stages.memories import Memories
 from trime.token_memory.search.datastore import Shards
 from trime.token_memory.test.base import StateScope, Window
 
-PART = 2**13  # scored tokens of a part, at least
+SPAN = 2**13  # scored tokens of a span, at least
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Scoring:
         return cls(config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 
 
-class TextPart(NamedTuple):
+class Span(NamedTuple):
     """Rows ``low`` to ``high`` of an encoded split; ``before`` scored tokens come before its own ``tokens``."""
 
     low: int
@@ -51,8 +51,8 @@ class TextPart(NamedTuple):
         return f"{self.low:09d}-{self.high:09d}"
 
 
-def text_parts(encoded: Encode, scope: StateScope) -> list[TextPart]:
-    """Cut an encoded split so that no state reaches into a part: between windows, between documents, or not at all."""
+def spans_of(encoded: Encode, scope: StateScope) -> list[Span]:
+    """Cut an encoded split so that no state reaches into a span: between windows, between documents, or not at all."""
     columns = Shards(encoded.path()).iter_columns("segment", "document", "scored")
     first, document, scored = (torch.cat(parts) for parts in zip(*((starts(s), d, k) for s, d, k in columns), strict=True))
     if encoded.windowing.sorted and scope:
@@ -61,10 +61,10 @@ def text_parts(encoded: Encode, scope: StateScope) -> list[TextPart]:
     before = torch.cat([scored.new_zeros(1, dtype=torch.long), scored.cumsum(0)])
     edges = [0]
     for row in cuts.nonzero().flatten().tolist():
-        if before[row] - before[edges[-1]] >= PART:
+        if before[row] - before[edges[-1]] >= SPAN:
             edges.append(row)
     edges.append(len(scored))
-    return [TextPart(low, high, int(before[low]), int(before[high] - before[low])) for low, high in pairwise(edges)]
+    return [Span(low, high, int(before[low]), int(before[high] - before[low])) for low, high in pairwise(edges)]
 
 
 def starts(number: torch.Tensor) -> torch.Tensor:
@@ -72,15 +72,9 @@ def starts(number: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.ones(1, dtype=torch.bool), number.diff() != 0])
 
 
-class SplitParts(Parts):
-    """Parts of an encoded split, cut where no state of ``scope`` passes, each of them scored into a file of its own."""
-
-    def __init__(self, folder: Path, encoded: Encode, scope: StateScope):
-        self.folder, self.parts = folder, text_parts(encoded, scope)
-        self.sizes = [part.tokens for part in self.parts]
-
-    def file(self, number: int) -> Path:
-        return self.folder / f"part-{self.parts[number].name}.safetensors"
+def span_file(folder: Path, span: Span, rows: str = "") -> Path:
+    """Return the file of a span that is scored, for some ``rows`` if not for all."""
+    return folder / f"part-{rows}{span.name}.safetensors"
 
 
 def build_scorer(
@@ -93,19 +87,19 @@ def build_scorer(
 
 
 def sums_as_tensors(sums: Sequence[LossSums]) -> dict[str, torch.Tensor]:
-    """Return the summed losses of each row as tensors of a part's file."""
-    return {name: tensor for row, each in enumerate(sums) for name, tensor in grouped(f"row-{row}", each.tensors()).items()}
+    """Return the summed losses of each row as tensors of a shard's file."""
+    return {name: tensor for row, each in enumerate(sums) for name, tensor in prefixed(f"row-{row}", each.tensors()).items()}
 
 
 def add_sums(sums: Sequence[LossSums], tensors: dict[str, torch.Tensor]) -> None:
     """Add what ``sums_as_tensors`` wrote of each row to the sums of the whole text."""
     for row, each in enumerate(sums):
-        each.put_tensors(columns_of(tensors, f"row-{row}"))
+        each.put_tensors(unprefixed(tensors, f"row-{row}"))
 
 
-def windows_of(encoded: Encode, part: TextPart) -> Iterator[Window]:
-    """Yield the windows of a part."""
-    return read_windows(encoded.path(), encoded.hardware.device, part.low, part.high)
+def windows_of(encoded: Encode, span: Span) -> Iterator[Window]:
+    """Yield the windows of a span."""
+    return read_windows(encoded.path(), encoded.hardware.device, span.low, span.high)
 
 
 def with_progress(encoded: Encode, title: str) -> Iterator[Window]:

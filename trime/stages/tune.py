@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.metrics import ResourceUsage, Usage
-from trime.common.types import Float, Tensor
+from trime.common.parts import build
+from trime.common.types import Float, Int, Tensor
+from trime.common.urls import local_copy
+from trime.data.corpus import content_hash
+from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, columns_of, grouped, read_part
+from trime.lab.manifest import check_manifest
+from trime.lab.shards import ShardedArtefact, Work, prefixed, read_shard, unprefixed
 from trime.lab.stage import RunOutcome, Stage
-from trime.scoring.loss_sums import LossSums, summarize_row
+from trime.scoring.loss_sums import PART_TOKENS, LossSums, summarize_row
 from trime.scoring.mixture_spec import FittedMixtureSpec, MassCollector, MixtureSpec
-from trime.scoring.mixtures.experts import ExpertMasses, concat_masses
+from trime.scoring.mixtures.experts import ExpertMasses, History, Mixture, concat_masses, folds, log_mixture
 from trime.scoring.scorer import Scorer, memory_names
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
-from trime.stages.scoring import Scoring, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
+from trime.stages.scoring import Scoring, Span, add_sums, build_scorer, span_file, spans_of, sums_as_tensors, windows_of
 from trime.token_memory.search.datastore import KNNMemory
 from trime.token_memory.search.search import ExactSearch, recall_of
 
@@ -61,7 +69,7 @@ class TunedRows(Artefact):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Tune(TunedRows, ArtefactInParts):
+class Tune(TunedRows, ShardedArtefact):
     """The best settings on the grid, with their loss: ``tuned.json``, and masses for the mixture that is to be fitted."""
 
     kind, format = "tune", 8
@@ -84,17 +92,46 @@ class Tune(TunedRows, ArtefactInParts):
         """All rows of the table, the one that is fitted last."""
         return [*self.grid_rows, *([self.fitted_row] if self.fitted_row else [])]
 
-    def open_parts(self, folder: Path) -> TuneParts:
-        return TuneParts(self, folder)
+    def work(self, folder: Path, scorer: Callable[[], Scorer] | None = None) -> Work:
+        """Return the work on spans of the validation split; ``scorer`` returns the scorer of all rows."""
+        spans = spans_of(self.encoded, self.memories.state_scope(memory_names(self.all_rows)))
+        files, open_scorer = [span_file(folder, span) for span in spans], scorer or cache(self.scorer)
+
+        def make(number: int, advance: Advance) -> None:
+            write_tensors(files[number], *self.score(spans[number], open_scorer(), advance))
+
+        return Work(files, [span.tokens for span in spans], make)
+
+    def scorer(self) -> Scorer:
+        """Return the scorer of all rows, the one whose mixture is fitted last."""
+        return build_scorer(self.scoring, self.all_rows, self.memories, self.encoded)
+
+    def score(self, span: Span, scorer: Scorer, advance: Advance) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Score a span; return summed losses of every row's grid, the masses for a mixture that is to be fitted, and a note."""
+        rows, fitted, limit = self.grid_rows, self.fitted_row, self.most_masses
+        meter, sums = ResourceUsage(), [LossSums() for _ in rows]
+        collector = MassCollector(fitted, None if limit is None else limit - span.before) if fitted else None
+        for window, masses in scorer.query(windows_of(self.encoded, span)):
+            for row_sums, row, row_masses in zip(sums, rows, masses, strict=False):
+                row_sums.add_losses(window, row.losses(window.vocabulary, row_masses))
+            if collector:
+                collector.add(window, masses[-1])
+            advance(len(window.vocabulary.total))
+        note, tensors = meter.note(), sums_as_tensors(sums)
+        if collector and collector.parts:
+            tensors |= prefixed("masses", collector.masses()._asdict())
+            note |= {"experts": collector.experts, "counts": collector.counts(scorer.memories)}
+        return tensors, note
 
     def build(self, folder: Path) -> None:
-        parts, rows = self.open_parts(folder), self.grid_rows
-        self.make_parts(parts, f"tune {self.encoded.split}")
+        rows, scorer = self.grid_rows, cache(self.scorer)
+        work = self.work(folder, scorer)
+        self.make_shards(work, folder, f"tune {self.encoded.split}")
         sums, masses, usage = [LossSums() for _ in rows], [], Usage()
-        for tensors, note in map(read_part, parts.files()):
+        for tensors, note in map(read_shard, work.files):
             usage.add(note)
             add_sums(sums, tensors)
-            if collected := columns_of(tensors, "masses"):
+            if collected := unprefixed(tensors, "masses"):
                 masses.append(ExpertMasses(**collected))
                 experts, counts = note["experts"], note["counts"]
         if masses:
@@ -111,7 +148,7 @@ class Tune(TunedRows, ArtefactInParts):
                     f"tune: {result['memories']}: {best} is at the edge of the grid: widen tune.{GRIDS.get(name, name)}"
                 )
         content = {"rows": results, "seconds": round(usage.seconds, 1), "peak_memory_mb": usage.peak_memory_mb}
-        searched = {name: memory.nearest for name, memory in parts.scorer.memories.items() if memory.nearest}
+        searched = {name: memory.nearest for name, memory in scorer().memories.items() if memory.nearest}
         if searched:
             content["recall"] = {name: recall(nearest, self.encoded.path()) for name, nearest in searched.items()}
         write_json(folder / "tuned.json", content)
@@ -127,36 +164,6 @@ class Tune(TunedRows, ArtefactInParts):
     def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         results = self.tuned()["rows"]
         return [row.with_settings(result["tuned"]) for row, result in zip(self.grid_rows, results, strict=True)]
-
-
-class TuneParts(SplitParts):
-    """Parts of the validation split: summed losses of every row's grid, and the masses for a mixture that is to be fitted."""
-
-    def __init__(self, tune: Tune, folder: Path):
-        super().__init__(folder, tune.encoded, tune.memories.state_scope(memory_names(tune.all_rows)))
-        self.tune = tune
-
-    @cached_property
-    def scorer(self) -> Scorer:
-        """The scorer of all rows, the one whose mixture is fitted last."""
-        return build_scorer(self.tune.scoring, self.tune.all_rows, self.tune.memories, self.tune.encoded)
-
-    def make(self, number: int, advance: Advance) -> None:
-        rows, fitted, part, scorer = self.tune.grid_rows, self.tune.fitted_row, self.parts[number], self.scorer
-        meter, sums = ResourceUsage(), [LossSums() for _ in rows]
-        limit = self.tune.most_masses
-        collector = MassCollector(fitted, None if limit is None else limit - part.before) if fitted else None
-        for window, masses in scorer.query(windows_of(self.tune.encoded, part)):
-            for row_sums, row, row_masses in zip(sums, rows, masses, strict=False):
-                row_sums.add_losses(window, row.losses(window.vocabulary, row_masses))
-            if collector:
-                collector.add(window, masses[-1])
-            advance(len(window.vocabulary.total))
-        note, tensors = meter.note(), sums_as_tensors(sums)
-        if collector and collector.parts:
-            tensors |= grouped("masses", collector.masses()._asdict())
-            note |= {"experts": collector.experts, "counts": collector.counts(scorer.memories)}
-        write_tensors(self.file(number), tensors, note)
 
 
 def at_grid_edge(tuned: dict[str, float], grid: Any) -> list[str]:
@@ -190,3 +197,125 @@ def loss_on_valid(graph: Any) -> RunOutcome:
 
 
 TUNE = Stage("tune", lambda graph: graph.tune.build_order(), report=loss_on_valid)
+
+
+@dataclass(frozen=True)
+class MixtureSettings:
+    """The section ``mixture`` as far as it decides what is fitted to given masses."""
+
+    model: dict[str, Any]
+    folds: int
+    seed: int
+
+    def build(self, experts: dict[str, int]) -> Mixture:
+        """Return the mixture, not fitted; ``experts``: how many each memory has."""
+        mixture = build(self.model)
+        mixture.memories = experts
+        return mixture
+
+    def fit(self, masses: ExpertMasses, description: dict[str, Any]) -> tuple[Mixture, Float[Tensor, " n"]]:
+        """Fit a mixture; return it, and log P of each token by a mixture fitted without the token's fold."""
+        mixture, fold = self.build(description["experts"]), folds(masses.document, self.folds, self.seed)
+        return mixture, mixture.fit(masses, fold, description["counts"], self.seed)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TuneMixture(TunedRows):
+    """The fitted mixture: ``mixture.safetensors`` and ``mixture.json``; rows with a grid have the settings of ``grid``."""
+
+    kind, stage, format = "mixture", "tune", 5
+    summary_file = "mixture.json"
+
+    grid: Tune
+    mixture: MixtureSettings
+    given: Free[Path | None]  # mixture.json of a mixture that is taken instead of fitting one; identity() has its content
+    lab: Free[Lab]
+
+    @property
+    def encoded(self) -> Encode:  # type: ignore[override]
+        return self.grid.encoded
+
+    @property
+    def memories(self) -> Memories:  # type: ignore[override]
+        return self.grid.memories
+
+    def identity(self) -> Any:
+        files = [self.given.with_name(name) for name in (self.given.name, "mixture.safetensors")] if self.given else []
+        return super().identity() | {"given": [*map(content_hash, files)]}
+
+    def build(self, folder: Path) -> None:
+        row, meter = self.row(), ResourceUsage()
+        masses, description = self.grid.expert_masses()
+        if self.given:
+            mixture = self.mixture.build(description["experts"])
+            mixture.load(read_mixture(self.given, description["experts"], row, mixture))
+            score = score_tokens(mixture, masses)
+        else:
+            mixture, score = self.mixture.fit(masses, description)
+        result = summarize_row(row, sum_by_document(masses.document, -score))
+        result |= {"at_grid_edge": [], "fitted": mixture.describe(), "by_memory_size": {}}  # one size makes no curve
+        write_tensors(folder / "mixture.safetensors", mixture.state())
+        content = {"row": result, "crossfitted": not self.given, "seconds": round(meter.seconds, 1), **description}
+        content |= {"kind": row.kind, "temperatures": row.temperatures, "history": mixture.decays}
+        write_json(folder / "mixture.json", content)
+
+    def row(self) -> FittedMixtureSpec:
+        """Return the row of the mixture, not fitted."""
+        row = self.grid.fitted_row
+        assert row is not None
+        return row
+
+    def tuned(self) -> dict[str, Any]:
+        tuned = self.grid.tuned()
+        return tuned | {"rows": [*tuned["rows"], self.summary()["row"]]}
+
+    def rows(self) -> list[MixtureSpec | FittedMixtureSpec]:
+        mixture = self.mixture.build(self.summary()["experts"])
+        mixture.load(load_file(self.path() / "mixture.safetensors"))
+        return [*self.grid.rows(), replace(self.row(), fitted=mixture)]
+
+
+def given_mixture(config: DictConfig) -> Path | None:
+    """Return the ``mixture.json`` of the mixture that ``mixture.path=`` names, if any; UserError if there is none."""
+    if not config.mixture.get("path"):
+        return None
+    file, remedy = local_copy(config.mixture.path) / "mixture.json", "name a mixture-… folder of a run, or fit it anew"
+    if not (file.is_file() and file.with_name("mixture.safetensors").is_file()):
+        raise UserError(f"mixture.path={config.mixture.path} is not a mixture: {remedy}")
+    check_manifest(file.parent, "mixture-.*", remedy, config.artefacts.verify)
+    return file
+
+
+def read_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mixture: Mixture) -> dict[str, Tensor]:
+    """Return the state of a mixture fitted elsewhere; UserError if it is another kind of mixture, or of other memories."""
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        layout = stored["kind"], [*stored["experts"].items()], tuple(stored["temperatures"]), tuple(stored["history"])
+        state = load_file(file.with_name("mixture.safetensors"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise UserError(f"mixture.path={file.parent} is incomplete or of another version ({error}): fit it anew") from None
+    if layout != (row.kind, [*experts.items()], row.temperatures, mixture.decays):
+        memories = ", ".join(f"{name} ({size} experts)" for name, size in stored["experts"].items())
+        raise UserError(
+            f"mixture.path={file.parent} is {stored['kind']}, of {memories}, temperatures {stored['temperatures']}, history "
+            f"{stored['history']}: use the same settings here, or fit it anew"
+        )
+    return state
+
+
+def score_tokens(mixture: Mixture, masses: ExpertMasses) -> Float[Tensor, " n"]:
+    """Return log P of each token under a fitted mixture."""
+    history = History(mixture.decays).text_features(masses)
+    with torch.no_grad():
+        return log_mixture(mixture.log_weights(masses.total, history), masses.log_probability)
+
+
+def sum_by_document(document: Int[Tensor, " n"], loss: Float[Tensor, " n"]) -> LossSums:
+    """Return the losses summed by document and part."""
+    sums, start = LossSums(), 0
+    for number, size in zip(*(part.tolist() for part in document.unique_consecutive(return_counts=True)), strict=True):
+        for part, first in enumerate(range(start, start + size, PART_TOKENS)):
+            part_loss = loss[first : min(first + PART_TOKENS, start + size)]
+            sums.put((number, part), part_loss.double().sum()[None, None], len(part_loss))
+        start += size
+    return sums

@@ -29,9 +29,18 @@ from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
 from trime.text_memory.decoder import PROBE, Decoder, as_stored
 from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, TEXT_ORDERS, Experts
-from trime.text_memory.mixing import ExplainedToken, confidence, mixed, parts_of, predict
 from trime.text_memory.page import write_page
-from trime.text_memory.processor import AfterPrompt, MemoryProcessor, StopAfterPrompt, StreamAfterPrompt
+from trime.text_memory.processor import (
+    AfterPrompt,
+    ExplainedToken,
+    MemoryProcessor,
+    StopAfterPrompt,
+    StreamAfterPrompt,
+    confidence,
+    mixed,
+    parts_of,
+    predict,
+)
 from trime.text_memory.prompts import padded, prompts_of
 from trime.text_memory.segment import Content, Document, Segment, Source
 from trime.text_memory.store import TextStore

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trime.common.io import write_atomically
-from trime.report.annotated import Annotated, Source, rendered
+from trime.report.passages import Annotated, Source, rendered
 from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEXT
-from trime.text_memory.mixing import MODEL, ExplainedToken
+from trime.text_memory.processor import MODEL, ExplainedToken
 
 TITLES = {
     MODEL: "the model",

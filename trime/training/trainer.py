@@ -23,7 +23,7 @@ from trime.common.identity import Free
 from trime.common.io import plain
 from trime.common.progress import Progress
 from trime.errors import UserError
-from trime.training.callbacks.checkpoints import BestWeights, Checkpoints
+from trime.training.callbacks import BestWeights, Checkpoints
 from trime.training.hardware import Hardware, training_products
 
 log = logging.getLogger(__name__)

@@ -23,14 +23,13 @@ from trime.report.run_result import ScoredRun
 from trime.report.tables import Table
 from trime.scoring.mixture_spec import FittedMixtureSpec
 from trime.scoring.rows import traits_of
-from trime.stages.encode import Encode
+from trime.stages.encode import Encode, Portion, TextWindows
 from trime.stages.graph import Graph
 from trime.stages.memories import Memories
 from trime.stages.model_io import ModelSettings
 from trime.stages.pack import Pack
 from trime.stages.prepare import VocabularySettings
 from trime.stages.tune import TunedRows
-from trime.stages.windows import Portion, TextWindows
 from trime.translation.beam import SearchSettings
 from trime.translation.encoder_decoder import EncoderDecoder
 from trime.translation.import_checkpoint import SOURCE, TARGET, Dictionaries, ImportTranslation

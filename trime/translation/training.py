@@ -17,9 +17,9 @@ from trime.common.types import Batch, Tensor
 from trime.data.corpus import Corpus
 from trime.models.network import Network, build_network
 from trime.scoring.mixture_spec import MixtureSpec
+from trime.stages.fit import LanguageModelTraining
 from trime.stages.model_io import write_description
-from trime.stages.training_task import LanguageModelTraining
-from trime.training.callbacks.checkpoints import BestWeights
+from trime.training.callbacks import BestWeights
 from trime.training.language_model import LanguageModel
 from trime.translation.beam import SearchSettings, Translator
 from trime.translation.pairs.corpus import PairDataModule, ParallelCorpus

@@ -17,7 +17,7 @@ from trime.common.metrics import ResourceUsage, Usage
 from trime.data.corpus import evenly_spaced
 from trime.lab.artefact import Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, Parts
+from trime.lab.shards import ShardedArtefact, Work
 from trime.models.network import Network
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.stages.encode import Encode
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Translate(ArtefactInParts):
+class Translate(ShardedArtefact):
     """Translations of a split by some rows of a table, in ``row-N.jsonl``, and their BLEU, in ``bleu.json``."""
 
     kind, format = "translate", 2
@@ -55,13 +55,47 @@ class Translate(ArtefactInParts):
         assert isinstance(corpus, ParallelCorpus)
         return corpus
 
-    def open_parts(self, folder: Path) -> TranslatedBatches:
-        return TranslatedBatches(self, folder)
+    @property
+    def references(self) -> list[str]:
+        """The reference translations of the sentences that are translated."""
+        return self.corpus.references(self.encoded.split)[: self.search.sentences]
+
+    def batches(self) -> list[tuple[int, int, int]]:
+        """Return row, first and last of ``translation.batch_size`` sentences each, first all of one row.
+
+        All batches of a row follow one another, because a row's translator is expensive to make.
+        """
+        count = len(self.references)
+        edges = [*range(0, count, self.search.batch_size), count]
+        return [(row, low, high) for row in self.numbers() for low, high in pairwise(edges)]
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the rows that translate."""
+        return [*range(len(self.tune.rows()))][self.first : self.last]
+
+    def work(self, folder: Path) -> Work:
+        """Return the work on the translations of each batch."""
+        batches, source = self.batches(), self.corpus.sources.split(self.encoded.split)
+        files = [folder / f"part-{row}-{low:06d}-{high:06d}.json" for row, low, high in batches]
+        opened: dict[int, Translator] = {}  # no more than one row's is kept, for each has its memories open
+
+        def make(number: int, advance: Advance) -> None:
+            row, low, high = batches[number]
+            if row not in opened:
+                opened.clear()
+                opened[row] = self.translator(row)
+            meter = ResourceUsage()
+            (texts,) = opened[row].translate(source, low, high)
+            write_json(files[number], {"texts": texts} | meter.note(), indent=None)
+            advance(high - low)
+
+        return Work(files, [high - low for _, low, high in batches], make)
 
     def build(self, folder: Path) -> None:
-        parts, results = self.open_parts(folder), []
-        self.make_parts(parts, f"translate {self.encoded.split}", "sentence")
-        for number, files in parts.files_by_row().items():
+        work, results = self.work(folder), []
+        self.make_shards(work, folder, f"translate {self.encoded.split}", "sentence")
+        for number in self.numbers():
+            files = [file for (row, _, _), file in zip(self.batches(), work.files, strict=True) if row == number]
             contents, usage = [json.loads(file.read_text(encoding="utf-8")) for file in files], Usage()
             for content in contents:
                 usage.add(content)
@@ -70,7 +104,7 @@ class Translate(ArtefactInParts):
             write_atomically(folder / f"row-{number}.jsonl", lines)
             # Of this row alone: its batches are timed apart from those of other rows.
             rate = round(len(texts) / usage.seconds, 1)
-            results.append(score_translations(texts, parts.references) | {"sentences_per_second": rate})
+            results.append(score_translations(texts, self.references) | {"sentences_per_second": rate})
         write_json(folder / "bleu.json", {"rows": results})
 
     def translator(self, number: int) -> Translator:
@@ -104,41 +138,6 @@ class Translate(ArtefactInParts):
             [corpus.source_text(split, number), references[number], *(row[number] for row in rows)]
             for number in evenly_spaced(len(references), count)
         ]
-
-
-class TranslatedBatches(Parts):
-    """Batches of ``translation.batch_size`` sentences, first all of one row."""
-
-    def __init__(self, translate: Translate, folder: Path):
-        self.translate, self.folder, corpus = translate, folder, translate.corpus
-        settings, self.source = translate.search, corpus.sources.split(translate.encoded.split)
-        self.references = corpus.references(translate.encoded.split)[: settings.sentences]
-        edges = [*range(0, len(self.references), settings.batch_size), len(self.references)]
-        rows = [*range(len(translate.tune.rows()))][translate.first : translate.last]
-        # All batches of a row follow one another, because a row's translator is expensive to make.
-        self.batches = [(row, low, high) for row in rows for low, high in pairwise(edges)]
-        self.sizes = [high - low for _, low, high in self.batches]
-        self.latest: tuple[int, Translator] | None = None  # with its row
-
-    def file(self, number: int) -> Path:
-        row, low, high = self.batches[number]
-        return self.folder / f"part-{row}-{low:06d}-{high:06d}.json"
-
-    def files_by_row(self) -> dict[int, list[Path]]:
-        """Return the files of each row's batches, in order."""
-        files: dict[int, list[Path]] = {}
-        for (row, _, _), file in zip(self.batches, self.files(), strict=True):
-            files.setdefault(row, []).append(file)
-        return files
-
-    def make(self, number: int, advance: Advance) -> None:
-        row, low, high = self.batches[number]
-        if self.latest is None or self.latest[0] != row:  # no more than one is kept, for each has its memories open
-            self.latest = row, self.translate.translator(row)
-        meter = ResourceUsage()
-        (texts,) = self.latest[1].translate(self.source, low, high)
-        write_json(self.file(number), {"texts": texts} | meter.note(), indent=None)
-        advance(high - low)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

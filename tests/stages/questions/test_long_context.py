@@ -146,12 +146,12 @@ def test_a_killed_run_goes_on_with_the_next_questions(tiny: Tiny, settings: list
     partial = answer.folder.with_name(answer.folder.name + ".partial")
     shutil.rmtree(answer.folder)
     partial.mkdir()
-    parts = answer.open_parts(partial)
+    work = answer.work(partial)
     for number in (0, 2):
-        parts.make(number, lambda amount: None)
-    content = json.loads(parts.file(2).read_text())
+        work.make(number, lambda amount: None)
+    content = json.loads(work.files[2].read_text())
     first = content["answers"][0] | {"answer": "kept", "seconds": 50.0}
-    parts.file(2).write_text(json.dumps(content | {"answers": [first, *content["answers"][1:]]}))
+    work.files[2].write_text(json.dumps(content | {"answers": [first, *content["answers"][1:]]}))
     run(config)
     again = read_json_lines(answer.path() / "answers.jsonl")
     expected = [*lines[:4], first, *lines[5:]]

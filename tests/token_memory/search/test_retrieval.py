@@ -12,7 +12,7 @@ import torch
 
 from tests.helpers.stores import KEYS, QUERY, blocks, built, folder_of, stored
 from trime.common.types import Contexts, TokenPosition
-from trime.stages.datastore import open_search
+from trime.stages.index import open_search
 from trime.token_memory.search import faiss_index
 from trime.token_memory.search.datastore import Datastore, Keys, KNNMemory, retrieved_mass
 from trime.token_memory.search.faiss_index import FaissBuilder, FaissSearch

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -244,3 +245,50 @@ def not_text(files: list[Path]) -> Counter[str]:
         return Counter()
     names = ", ".join(printable(file.name) for file in files[:NAMED]) + (", …" if len(files) > NAMED else "")
     return Counter({f"not text in UTF-8 ({names}: iconv -f latin1 -t utf-8 converts other encodings)": len(files)})
+
+
+ALIASES = {  # names of a split's folder or file, in any case
+    "train": ("train", "training", "trainset"),
+    "valid": ("valid", "validation", "val", "dev", "development", "validset", "valset", "devset"),
+    "test": ("test", "testing", "testset"),
+}
+WORDS = "|".join(chain(*ALIASES.values()))
+COMPRESSED = r"(\.(gz|bz2|xz|zst))?"
+PLAIN = re.compile(rf"({WORDS})(\.(txt|md|raw|tokens|jsonl|ndjson|parquet|arrow))?{COMPRESSED}")
+# As in wiki.train.tokens, train_set, train-00000-of-00002.parquet and test.en; not contest or trained.
+WITH_MORE = re.compile(
+    rf"((?P<prefix>.+)[\W_])?(?P<word>{WORDS})"
+    rf"(?P<part>[\W_](?P<number>\d+)(-of-(?P<parts>\d+))?(?=\.|$))?(?P<rest>[\W_].*?)?{COMPRESSED}"
+)
+
+
+class Name(NamedTuple):
+    """The split that a folder or file is named for, and the rest of its name."""
+
+    split: str
+    word: str  # as it is written
+    is_plain: bool  # nothing but a split's name
+    prefix: str | None
+    rest: str  # what follows the split, without the number of a part
+    part: int | None
+    parts: int | None  # how many files the split has, if the name of each tells
+
+    @property
+    def key(self) -> tuple[str | None, str]:
+        """The common part of the names of several splits of a text."""
+        return self.prefix, self.rest
+
+
+def name_of(path: Path, suffixes: tuple[str, ...]) -> Name | None:
+    """Return the name of a folder or file that is named for a split; ``suffixes``: of files, as the user names them."""
+    name = path.name.lower()
+    found = WITH_MORE.fullmatch(name)
+    if found is None:
+        return None
+    split = next(split for split, words in ALIASES.items() if found["word"] in words)
+    numbers = (int(found[each]) if found[each] else None for each in ("number", "parts"))
+    if path.is_dir():
+        is_plain = name.partition(".")[0] == found["word"]
+    else:
+        is_plain = bool(PLAIN.fullmatch(name)) or any(name == f"{found['word']}{suffix}" for suffix in suffixes if suffix)
+    return Name(split, found["word"], is_plain, found["prefix"], found["rest"] or "", *numbers)

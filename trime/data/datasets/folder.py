@@ -17,16 +17,17 @@ from trime.common.urls import local_copy
 from trime.data.datasets.base import COPIES, SPLITS, Dataset, Document, existing_folder, lines_of, printable
 from trime.data.datasets.files import (
     Found,
+    Name,
     entries_of,
     find_texts,
     holds_text,
     in_words,
     is_plain,
     is_text,
+    name_of,
     not_text,
     read_file,
 )
-from trime.data.datasets.split_names import Name, name_of
 from trime.data.segments import parse_token_count
 from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError

@@ -21,8 +21,7 @@ from trime.common.io import allocate
 from trime.common.types import Bool, Float, Int, Tensor
 from trime.errors import UserError
 from trime.kv.bounded import take_slots
-from trime.kv.recall.base import BlockKey
-from trime.kv.recall.gaussian import Gaussian
+from trime.kv.recall.base import BlockKey, Gaussian
 from trime.layers.attention import hide_
 
 ROOM = 1024  # positions for which there is room at first

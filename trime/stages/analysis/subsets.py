@@ -23,15 +23,15 @@ from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, columns_of, grouped, read_part
+from trime.lab.shards import ShardedArtefact, Work, prefixed, read_shard, unprefixed
 from trime.scoring.loss_sums import LossSums, TokenMeans, dev_frequency, summarize_row
 from trime.scoring.mixture_spec import FittedMixtureSpec, FittedScorer, MixtureSpec
 from trime.scoring.mixtures.experts import ExpertMasses
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
-from trime.stages.mixture import TuneMixture, sum_by_document
-from trime.stages.scoring import Scoring, SplitParts, add_sums, build_scorer, sums_as_tensors, windows_of
+from trime.stages.scoring import Scoring, Span, add_sums, build_scorer, span_file, spans_of, sums_as_tensors, windows_of
+from trime.stages.tune import TuneMixture, sum_by_document
 from trime.token_memory.test.base import Memory, Window
 
 BINS = 10  # number of bins of tokens by the similarity of the best entry
@@ -60,7 +60,7 @@ class SubsetMixtures(Artefact):
                 loss = -float(masses.log_probability[:, 0].double().mean())
             else:
                 mixture, score = self.tune.mixture.fit(*select_memories(masses, description, names))
-                states |= grouped(str(number), mixture.state())
+                states |= prefixed(str(number), mixture.state())
                 loss = summarize_row(self.row_of(names), sum_by_document(masses.document, -score))["loss"]
             fitted.append({"memories": names, "valid_loss": loss})
         write_tensors(folder / "subset_mixtures.safetensors", states)
@@ -83,13 +83,13 @@ class SubsetMixtures(Artefact):
                 continue
             experts = self.tune.summary()["experts"]
             mixture = self.tune.mixture.build({name: size for name, size in experts.items() if name in names})
-            mixture.load(columns_of(states, str(number)))
+            mixture.load(unprefixed(states, str(number)))
             rows.append(replace(self.row_of(names), fitted=mixture))
         return [*rows, self.tune.rows()[-1]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Subsets(ArtefactInParts):
+class Subsets(ShardedArtefact):
     """Losses of subsets of a mixture's memories: ``subsets.json``; the last subset has all memories."""
 
     kind, stage, format = "subsets", "evaluate", 4
@@ -101,20 +101,30 @@ class Subsets(ArtefactInParts):
     scoring: Scoring
     lab: Free[Lab]
 
-    def open_parts(self, folder: Path) -> SubsetParts:
-        return SubsetParts(self, folder)
+    def work(self, folder: Path, opened: OpenedSubsets | None = None) -> Work:
+        """Return the work on spans of the test split: summed losses of every subset, and what the full mixture weighs."""
+        scored = opened or OpenedSubsets(self)
+        full_row, memories = scored.rows[-1], self.tune.memories
+        spans = spans_of(self.encoded, max(full_row.state_scope, memories.state_scope(full_row.memories)))
+        files = [span_file(folder, span) for span in spans]
+
+        def make(number: int, advance: Advance) -> None:
+            write_tensors(files[number], *scored.score(spans[number], advance))
+
+        return Work(files, [span.tokens for span in spans], make)
 
     def build(self, folder: Path) -> None:
-        parts, corpus = self.open_parts(folder), self.encoded.corpus.corpus()
-        self.make_parts(parts, f"subsets {self.encoded.split}")
-        sums, weights = [LossSums() for _ in parts.rows], Weights(parts.bins, len(corpus.vocabulary))
+        opened, corpus = OpenedSubsets(self), self.encoded.corpus.corpus()
+        work = self.work(folder, opened)
+        self.make_shards(work, folder, f"subsets {self.encoded.split}")
+        sums, weights = [LossSums() for _ in opened.rows], Weights(opened.bins, len(corpus.vocabulary))
         notes = []
-        for tensors, note in map(read_part, parts.files()):
+        for tensors, note in map(read_shard, work.files):
             notes.append(note)
             add_sums(sums, tensors)
             weights.add(tensors["token"], tensors["share"], tensors["bin"])
         tokens, results = sums[-1].tokens, []
-        for number, (row, fitted) in enumerate(zip(parts.rows, self.mixtures.summary(), strict=True)):
+        for number, (row, fitted) in enumerate(zip(opened.rows, self.mixtures.summary(), strict=True)):
             summary = summarize_row(row, sums[number])
             results.append(
                 {
@@ -124,18 +134,18 @@ class Subsets(ArtefactInParts):
                     "seconds_per_token": sum(note["seconds"][number] for note in notes) / tokens,
                 }
             )
-        dtypes = dict.fromkeys(memory.nearest.store.keys.dtype for memory in parts.memories.values() if memory.nearest)
+        dtypes = dict.fromkeys(memory.nearest.store.keys.dtype for memory in opened.memories.values() if memory.nearest)
         content = {
             "mixture": self.tune.row().kind,
             "selection": self.mixtures.selection,
-            "external_search": describe_search(parts.memories) | {"keys": " and ".join(dtypes)} if dtypes else None,
+            "external_search": describe_search(opened.memories) | {"keys": " and ".join(dtypes)} if dtypes else None,
             "encode_seconds_per_token": self.encoded.summary()["seconds"] / tokens,
             "costs": {
                 name: {
                     "bytes": max(note["costs"][name]["bytes"] for note in notes),
                     "seconds_per_token": sum(note["costs"][name]["seconds"] for note in notes) / tokens,
                 }
-                for name in parts.memories
+                for name in opened.memories
             },
             "weights": weights.summary(dev_frequency(corpus)),
             "subsets": results,
@@ -143,13 +153,11 @@ class Subsets(ArtefactInParts):
         write_json(folder / "subsets.json", content)
 
 
-class SubsetParts(SplitParts):
-    """Parts of the test split: summed losses of every subset, and of each token the weights that the full mixture gives."""
+class OpenedSubsets:
+    """The rows of all subsets; the memories that they score with are opened when they are asked for."""
 
-    def __init__(self, subsets: Subsets, folder: Path):
+    def __init__(self, subsets: Subsets):
         self.subsets, self.rows = subsets, subsets.mixtures.rows()
-        full_row, memories = self.rows[-1], subsets.tune.memories
-        super().__init__(folder, subsets.encoded, max(full_row.state_scope, memories.state_scope(full_row.memories)))
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -180,15 +188,16 @@ class SubsetParts(SplitParts):
             bins[name] = Bins("similarity", columns, names, torch.as_tensor(edges))
         return bins
 
-    def make(self, number: int, advance: Advance) -> None:
-        part, meters = self.parts[number], {name: MeteredMemory(memory) for name, memory in self.memories.items()}
+    def score(self, span: Span, advance: Advance) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Score a span; return summed losses of every subset, of each token the weights of the full mixture, and a note."""
+        meters = {name: MeteredMemory(memory) for name, memory in self.memories.items()}
         scorer, sums, seconds = self.scorer, [LossSums() for _ in self.rows], [0.0 for _ in self.rows]
-        # A meter for each part, because parts may be made by other processes or by an earlier run.
+        # A meter for each shard, because shards may be made by other processes or by an earlier run.
         scorer.memories = {**meters}  # type: ignore[dict-item]
         scorers, tokens, shares, bins = [row.window_scorer() for row in self.rows], [], [], []
         full_scorer = scorers[-1]
         assert isinstance(full_scorer, FittedScorer)
-        for window, masses in scorer.query(windows_of(self.subsets.encoded, part)):
+        for window, masses in scorer.query(windows_of(self.subsets.encoded, span)):
             for row, (score_window, row_masses) in enumerate(zip(scorers, masses, strict=True)):
                 started = device_seconds()
                 score = score_window(window, row_masses)
@@ -203,7 +212,7 @@ class SubsetParts(SplitParts):
         tensors = {"token": torch.cat(tokens).cpu(), "share": torch.cat(shares).cpu(), "bin": torch.cat(bins).cpu()}
         tensors |= sums_as_tensors(sums)
         costs = {name: {"bytes": meter.peak_bytes, "seconds": meter.seconds} for name, meter in meters.items()}
-        write_tensors(self.file(number), tensors, {"seconds": seconds, "costs": costs})
+        return tensors, {"seconds": seconds, "costs": costs}
 
 
 class MeteredMemory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, groupby, islice
 from pathlib import Path
 from statistics import mean
@@ -21,9 +21,9 @@ from trime.data.questions.base import SEPARATOR, Example, Questions, contains_an
 from trime.errors import UserError
 from trime.kv.answering import Answerer, greedy
 from trime.lab.artefact import Artefact, Lab
-from trime.lab.config_hash import QUESTION_PLACES, without
 from trime.lab.engines import Advance
-from trime.lab.parts import ArtefactInParts, Parts
+from trime.lab.provenance import QUESTION_PLACES, without
+from trime.lab.shards import ShardedArtefact, Work
 from trime.models.pretrained.tokenizer import encode_text, load_tokenizer, prompt_frame
 from trime.stages.pretrained import build_answerer, model_fingerprint
 from trime.stages.questions.train_small import batched
@@ -84,7 +84,7 @@ Asked = tuple[Example, Prompt]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Answer(ArtefactInParts):
+class Answer(ShardedArtefact):
     """The answers, a line per example in ``answers.jsonl``; exact match, speed and memory in ``answer.json``."""
 
     kind, format = "answer", 6
@@ -127,13 +127,39 @@ class Answer(ArtefactInParts):
         lines = read_json_lines(self.path() / "answers.jsonl")
         return super().summary() | {"prompt_tokens": round(mean(line["tokens"] for line in lines)), "by_depth": by_depth(lines)}
 
-    def open_parts(self, folder: Path) -> AnswerParts:
-        return AnswerParts(self, folder)
+    def work(self, folder: Path) -> Work:
+        """Return the work on the questions about ``answering.batch_size`` texts each, or on as many with a text of their own.
+
+        A shard ends between texts, so that no text is read twice.
+        """
+        examples, size = self.examples(), self.answering.batch_size
+        texts = groupby(enumerate(examples), key=lambda one: one[1].context if self.shares_texts else one[0])
+        sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), size)]
+        starts = [0, *accumulate(sizes)]
+        files = [folder / f"part-{start:05d}-{size}.json" for start, size in zip(starts, sizes, strict=False)]
+        model, prompts = cache(self.model), cache(self.prompts)
+
+        def make(number: int, advance: Advance) -> None:
+            tokenizer, answerer = model()
+            make_prompt = prompts(tokenizer)
+            meter, lines, asked = ResourceUsage(), [], []
+            # By the text as the prompts have it: one that shares nothing has a key, and so a group, of its own.
+            for count, example in enumerate(examples[starts[number] : starts[number + 1]]):
+                made = make_prompt(example)
+                asked.append(((made.shared if self.shares_texts else None) or [-1, count], (example, made)))
+            of_texts = ([pair for _, pair in group] for _, group in groupby(asked, key=lambda one: one[0]))
+            for groups in batched(of_texts, size):
+                answers = self.answer(groups, tokenizer, answerer)
+                lines += answers
+                advance(len(answers))
+            write_json(files[number], {"answers": lines} | meter.note(), indent=None)
+
+        return Work(files, sizes, make)
 
     def build(self, folder: Path) -> None:
-        parts, done, usage = self.open_parts(folder), [], Usage()
-        self.make_parts(parts, "answer", "question")
-        for file in parts.files():
+        work, done, usage = self.work(folder), [], Usage()
+        self.make_shards(work, folder, "answer", "question")
+        for file in work.files:
             content = json.loads(file.read_text(encoding="utf-8"))
             done += content["answers"]
             usage.add(content)
@@ -203,44 +229,6 @@ class Answer(ArtefactInParts):
                 )
         seconds = (time.perf_counter() - started) / len(lines)
         return [line | {"seconds": round(seconds, 4)} for line in lines]
-
-
-class AnswerParts(Parts):
-    """Parts of the questions: those about ``answering.batch_size`` texts, or as many questions where each has its own."""
-
-    def __init__(self, answer: Answer, folder: Path):
-        self.answer, self.folder = answer, folder
-        self.examples = answer.examples()
-        self.batch_size = answer.answering.batch_size
-        texts = groupby(enumerate(self.examples), key=lambda one: one[1].context if answer.shares_texts else one[0])
-        # A part ends between texts, so that no text is read twice.
-        self.sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), self.batch_size)]
-        self.starts = [0, *accumulate(self.sizes)]
-
-    def file(self, number: int) -> Path:
-        return self.folder / f"part-{self.starts[number]:05d}-{self.sizes[number]}.json"
-
-    @cached_property
-    def model(self) -> tuple[Any, Answerer, PromptMaker]:
-        """The model's tokenizer, the model with its memories, and what makes its prompts."""
-        tokenizer, answerer = self.answer.model()
-        return tokenizer, answerer, self.answer.prompts(tokenizer)
-
-    def make(self, number: int, advance: Advance) -> None:
-        tokenizer, answerer, make_prompt = self.model
-        meter, lines = ResourceUsage(), []
-        examples = self.examples[self.starts[number] : self.starts[number + 1]]
-        shares, asked = self.answer.shares_texts, []
-        # By the text as the prompts have it: one that shares nothing has a key, and so a group, of its own.
-        for count, example in enumerate(examples):
-            made = make_prompt(example)
-            asked.append(((made.shared if shares else None) or [-1, count], (example, made)))
-        of_texts = ([pair for _, pair in group] for _, group in groupby(asked, key=lambda one: one[0]))
-        for groups in batched(of_texts, self.batch_size):
-            answers = self.answer.answer(groups, tokenizer, answerer)
-            lines += answers
-            advance(len(answers))
-        write_json(self.file(number), {"answers": lines} | meter.note(), indent=None)
 
 
 def by_depth(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from trime.data.byte_pairs import train_pieces
 from trime.data.questions.base import Example, Questions, prompt
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
-from trime.lab.config_hash import QUESTION_PLACES, without
+from trime.lab.provenance import QUESTION_PLACES, without
 from trime.lab.stage import Stage
 from trime.models.pretrained.tokenizer import END, PADDING, encode_prompt, encode_text, save_tokenizer, train_word_level
 from trime.stages.prepare import Prepare

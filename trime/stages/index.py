@@ -1,4 +1,4 @@
-"""datastore: the search index over the encoded external corpus (TRIME section 5.2)."""
+"""index: the search index over the encoded external corpus (TRIME section 5.2)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trime.errors import UserError, install_command
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.manifest import check_manifest
-from trime.lab.parts import ArtefactInParts, Parts
+from trime.lab.shards import ShardedArtefact, Work
 from trime.lab.stage import Stage
 from trime.stages.prepare import Prepare
 from trime.token_memory.search.datastore import Datastore, Keys, KNNMemory, Shards
@@ -55,30 +55,14 @@ MANY_ENTRIES = 2**30  # to try an index before there are any
 GAIN = 0.01  # the gain of recall for which it visits twice as many cells
 
 
-class AssignedCells(Parts):
-    """The cells of the keys of a store, a shard at a time, for an index whose centroids have been trained in ``folder``."""
-
-    def __init__(self, store: Path, metric: str, folder: Path):
-        self.folder, self.metric, self.shards = folder, metric, Keys(Shards(store)).by_shard()
-        self.sizes = [len(keys) for keys in self.shards]
-        self.sequential = len(self.sizes) == 1  # with all threads of this process
-
-    def file(self, number: int) -> Path:
-        return cells_file(self.folder, number)
-
-    def make(self, number: int, advance: Advance) -> None:
-        assign_cells(self.shards[number], self.metric, self.folder / CENTROIDS, self.file(number))
-        advance(self.sizes[number])
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class BuildIndex(ArtefactInParts):
+class BuildIndex(ShardedArtefact):
     """A FAISS index file, or keys sorted by cells; a description only where search is exact by brute force.
 
     ``largest_k``: the largest K of any search, for which index=auto chooses how much to visit.
     """
 
-    kind, format = "datastore", 2
+    kind, stage, format = "datastore", "index", 2
     summary_file = "datastore.json"
 
     store: Artefact
@@ -92,9 +76,16 @@ class BuildIndex(ArtefactInParts):
         parts = 1 if str(index.factory).startswith("Cells") else index.parts  # index=auto decides only when it is built
         return super().identity() | {"factory": index.factory, "metric": index.metric, "parts": parts} | chosen
 
-    def open_parts(self, folder: Path) -> AssignedCells:
-        """Return what an engine does of an index of cells: training and sorting need all keys."""
-        return AssignedCells(self.store.path(), self.index.metric, folder)
+    def work(self, folder: Path) -> Work:
+        """Return what an engine does of an index of cells whose centroids are trained: the cells of the keys, by shard."""
+        shards = Keys(Shards(self.store.path())).by_shard()
+        files = [cells_file(folder, number) for number in range(len(shards))]
+
+        def make(number: int, advance: Advance) -> None:
+            assign_cells(shards[number], self.index.metric, folder / CENTROIDS, files[number])
+            advance(len(shards[number]))
+
+        return Work(files, [*map(len, shards)], make, in_order=len(shards) == 1)  # with all threads of this process
 
     def build(self, folder: Path) -> None:
         meter, store, index = ResourceUsage(), self.store.path(), self.index
@@ -106,7 +97,7 @@ class BuildIndex(ArtefactInParts):
             with Progress(total=entries, unit="key", unit_scale=True, desc=f"index {factory}") as bar:
                 if by_cells:
                     builder_of(factory).train(Keys(Shards(store)), index.metric, folder)
-                    self.lab.run_parts(self, self.open_parts(folder), bar)
+                    self.lab.make_shards(self, self.work(folder), folder, bar)
                 build_parts(parts, folder, Progress(disable=True) if by_cells else bar)
         size = sum(path.stat().st_size for path in (*folder.rglob("*"), *store.iterdir()) if is_permanent(path))
         content = {
@@ -143,9 +134,7 @@ class BuildIndex(ArtefactInParts):
             if doubled < expected + GAIN:
                 break
             nprobe, expected = 2 * nprobe, doubled
-        log.info(
-            f"datastore: index=auto chose {factory}, nprobe {nprobe}: recall {expected:.2f} expected of {len(keys):,} keys"
-        )
+        log.info(f"index: index=auto chose {factory}, nprobe {nprobe}: recall {expected:.2f} expected of {len(keys):,} keys")
         return {"nprobe": nprobe, "expected_recall": expected}
 
     def store_summary(self) -> dict[str, Any]:
@@ -306,4 +295,4 @@ def duplicates_in_store(text: Prepare, split: str, store: ExternalStore) -> Iter
             yield describe_duplicates(found, documents.lengths, split, where, corpus.names(split))
 
 
-DATASTORE = Stage("datastore", lambda graph: graph.memories.artefacts("datastore"))
+INDEX = Stage("index", lambda graph: graph.memories.artefacts("index"))

@@ -1,1 +1,0 @@
-"""Budgets: the shares of layers and heads in the room of a model's memories."""
