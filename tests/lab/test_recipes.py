@@ -18,8 +18,10 @@ from omegaconf import OmegaConf
 
 from tests.conftest import NO_PICTURES, ROOT
 
-PAGES = {
-    page.read_text().partition("\n")[0].removeprefix("# "): page.read_text() for page in (ROOT / "docs" / "extend").glob("*.md")
+PAGES = {  # each recipe by its title
+    recipe.partition("\n")[0]: recipe
+    for page in (ROOT / "docs" / "extend").glob("*.md")
+    for recipe in re.split(r"^## ", page.read_text(), flags=re.M)[1:]
 }
 RUNNER = """
 import json, sys
