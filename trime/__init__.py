@@ -154,5 +154,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return what is imported already, and what can be."""
+    """Return the names that are imported already, and those that can be."""
     return sorted([*globals(), *__all__])

@@ -62,7 +62,7 @@ def is_free(hint: Any) -> bool:
 
 
 def identity_of(value: Any) -> Any:
-    """Return what a value contributes to a hash, as plain data.
+    """Return a value's contribution to a hash, as plain data.
 
     An artefact contributes its fingerprint, an object with a method ``identity`` what that returns, and any other dataclass its
     hashed fields. TypeError for an object that does not say what it is.

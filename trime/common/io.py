@@ -251,7 +251,7 @@ def read_json_lines(file: Path) -> list[Any]:
 
 
 def partial_of(path: Path) -> Path:
-    """Return where a file or folder is written before it gets its name."""
+    """Return the path at which a file or folder is written before it gets its name."""
     return path.with_name(path.name + PARTIAL)
 
 

@@ -113,7 +113,7 @@ def weights_of(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def positions_of(config: Any) -> int:
-    """Return how many positions a model was made for; 2**31 where its configuration does not bound them."""
+    """Return the number of positions that a model was made for; 2**31 where its configuration does not bound them."""
     return getattr(config, "max_position_embeddings", None) or 2**31
 
 
@@ -125,7 +125,7 @@ def empty_cache(model: Any) -> Any:
 
 
 def identity_of_model(model: Any) -> str:
-    """Return what tells this model from others of its class: weights, settings of rotation and windows, adapters in use.
+    """Return the identity of this model among those of its class: weights, settings of rotation and windows, adapters in use.
 
     It does not depend on the type of the weights.
     """

@@ -64,7 +64,7 @@ def fetched(url: str) -> Path:
 
 
 def unreadable(url: str, error: Exception) -> UserError:
-    """Return what to tell a user whose URL cannot be read."""
+    """Return the message for a user whose URL cannot be read."""
     message = " ".join(str(error).split())[:300] or type(error).__name__
     hint = ""
     if isinstance(error, ImportError) and url.startswith("s3"):

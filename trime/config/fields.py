@@ -121,7 +121,7 @@ def free_settings(kind: type, place: str = "") -> list[str]:
 
 
 def describe_type(kind: Any) -> str:
-    """Return what a value of a type must be, to follow "it must be"."""
+    """Describe a type, in words that follow "it must be"."""
     origin, inner = get_origin(kind) or kind, get_args(kind)
     if origin is Annotated:
         rules = inner[1:]

@@ -73,7 +73,7 @@ def schema_entries(section: type = Settings, prefix: str = "") -> dict[str, Entr
 
 
 def groups(conf: Path = CONF) -> dict[str, dict[str, str]]:
-    """Return what each choice of a group is about: of the files in a folder of conf/, and of the rows in conf/rows."""
+    """Return the subject of each choice of a group: of the files in a folder of conf/, and of the rows in conf/rows."""
     found: dict[str, dict[str, str]] = {}
     for file in sorted(conf.rglob("*.yaml")):
         group = file.parent.relative_to(conf).as_posix()

@@ -50,7 +50,7 @@ def parse_token_count(tokens: int | float | str | None) -> int | None:
 
 
 def scored_bytes(corpus: Corpus, split: str, segments: Segments) -> float:
-    """Return how many bytes of text the scored tokens of segments predict."""
+    """Return the bytes of text that the scored tokens of segments predict."""
     text, sizes = corpus.split(split), corpus.text_sizes(split)
     offsets = text.offsets
     # Prepared by an older version: the split counts as one document.
@@ -76,7 +76,7 @@ def document_offsets(split: Split, bounded: bool) -> np.ndarray:
 
 
 def allocate_tokens(lengths: np.ndarray, tokens: int | None, sample: str = "starts") -> np.ndarray:
-    """Return how many tokens of each document a budget of ``tokens`` takes.
+    """Return the number of tokens that a budget of ``tokens`` takes of each document.
 
     ``sample="starts"``: the same number from each document, more where others are short. ``"documents"``: whole documents in
     a random order that depends only on their number; the last one is cut where the budget ends. A document that is longer
@@ -101,7 +101,7 @@ def allocate_tokens(lengths: np.ndarray, tokens: int | None, sample: str = "star
 
 
 def allocate_ranges(lengths: np.ndarray, tokens: int | None, sample: str = "starts") -> tuple[np.ndarray, np.ndarray]:
-    """Return where the range of each document that a budget takes begins and ends."""
+    """Return the begin and end of the range that a budget takes of each document."""
     allocated = allocate_tokens(lengths, tokens, sample)
     # Only part of a document longer than the budget is taken: its middle.
     in_middle = sample == "documents" and tokens is not None and lengths > tokens

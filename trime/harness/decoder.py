@@ -145,5 +145,5 @@ class TrimeHF(HFLM):  # type: ignore[misc]
         return 2 * tokens * config.num_hidden_layers * key_heads(config) * width * self.model.dtype.itemsize
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return what the harness keeps with results: also what prompts took."""
+        """Return the facts that the harness keeps with results, the cost of prompts among them."""
         return {**super().get_model_info(), "prompts": self.prompts}

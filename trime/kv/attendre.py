@@ -61,7 +61,7 @@ class Attendre:
     def look(
         self, pairs: tuple[Tensor, Tensor, Tensor, Tensor], value: Tensor, score: Score, sees_all: bool = False
     ) -> Attended:
-        """Return what queries see of keys, each with positions, and values [b m g d]; ``sees_all``: known to be everything."""
+        """Return the attention of queries to keys with positions and values [b m g d]; ``sees_all``: they see everything."""
         query, at, key, of = pairs
         if query.dtype in HALF:  # logits are as exact as those of the model's own attention, which adds up in float32
             query, key, value = query.float(), key.float(), value.float()
@@ -92,13 +92,13 @@ class Attendre:
         return first._replace(**joined)
 
     def used_slots(self, ranking: Ranking) -> int:
-        """Return how many slots a memory on the CPU has filled so far, from the first on; on other devices all it has."""
+        """Return the number of slots that a memory on the CPU has filled, from the first on; on other devices all it has."""
         if ranking.written.device.type != "cpu":
             return self.keys.size
         return min(self.keys.size, int(ranking.written.max()))
 
     def visible(self, query: Int[Tensor, "b q"], key: Int[Tensor, "b m"]) -> Bool[Tensor, "b 1 q m"]:
-        """Return which entries each query may attend to: no padding, none after a causal query, none beyond the window."""
+        """Return the mask of the entries to attend to: no padding, none after a causal query, none beyond the window."""
         distance = query[:, :, None] - key[:, None]
         mask = (query >= 0)[:, :, None] & (key >= 0)[:, None]
         mask = mask & (distance >= 0) if self.causal else mask

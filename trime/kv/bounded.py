@@ -93,7 +93,7 @@ class BoundedMemory:
     def select_slots(
         self, old: Ranking, columns: tuple[Tensor, ...], position: Int[Tensor, "b n"]
     ) -> tuple[SlotWrites, Ranking]:
-        """Return which new entries are written to which slots, and the ranking after that."""
+        """Return the new entries to write, their slots, and the ranking after that."""
         score = self.policy.enter(columns, old, position).masked_fill(position < 0, -torch.inf)
         candidates = torch.cat([old.position, position], 1)
         competing = self.policy.compete(candidates, torch.cat([old.score, score], 1), self.size)
@@ -107,7 +107,7 @@ def keep_best(
     score: Float[Tensor, "b n"],
     newest_first: bool,
 ) -> tuple[SlotWrites, Ranking]:
-    """Return which new entries are written to which slots, and the ranking after that.
+    """Return the new entries to write, their slots, and the ranking after that.
 
     The last n ``candidates`` are the positions of new entries, which enter with ``score``; the others are in the slots of the
     memory, -1 if empty. Those of the lowest ``competing`` scores go until the rest fits, of equal ones the oldest, or the

@@ -26,7 +26,7 @@ class AdaKV:
             raise UserError(f"share={self.share}: choose a number between 0 and 1, the part of a head's room that it keeps")
 
     def __call__(self, scores: list[Float[Tensor, "g n"]], sizes: list[int]) -> list[list[int]]:
-        """Return how many entries each head of each layer keeps, where a head of a layer has its size on average."""
+        """Return the number of entries that each head of each layer keeps, where a head of a layer has its size on average."""
         if not self.across_layers:
             return [self.of_heads(each, size * len(each), size) for each, size in zip(scores, sizes, strict=True)]
         heads = len(scores[0])
@@ -34,7 +34,7 @@ class AdaKV:
         return [counts[first : first + heads] for first in range(0, len(counts), heads)]
 
     def of_heads(self, scores: Float[Tensor, "g n"], kept: int, size: int) -> list[int]:
-        """Return how many of the ``kept`` best entries each head has, where its best are safe: a share of ``size``."""
+        """Return the number of each head's entries among the ``kept`` best, where its best are safe: a share of ``size``."""
         safe = max(1, int(size * self.share))
         ranked = scores.scatter(1, scores.topk(safe, 1).indices, torch.inf)
         best = ranked.flatten().topk(kept).indices // scores.shape[1]

@@ -299,7 +299,7 @@ class EvictingCache(LayerMemories, Cache):
         self.take_rows(torch.arange(self.rows).repeat_interleave(repeats))
 
     def inputs(self, more: Int[Tensor, "b q"], output: Int[Tensor, "b l"] | None = None) -> dict[str, Tensor]:
-        """Return what ``generate`` takes to go on with ``more`` tokens: all that was read, and these, with their mask.
+        """Return the arguments of ``generate`` that go on with ``more`` tokens: all that was read, and these, with their mask.
 
         ``output``: what ``generate`` has returned, if it has written an answer: the cache has not read its last token, and rows
         that ended before others have padding there. UserError where that is missing, where the cache does not know which tokens
@@ -370,7 +370,7 @@ class EvictingCache(LayerMemories, Cache):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Return what a text depends on that was read with this cache."""
+        """Return the settings that a text read with this cache depends on."""
         layers = [layer.memory for layer in self.memories]
         recall = self.memories[0].recall
         return {

@@ -47,7 +47,7 @@ class DotProducts:
         return key
 
     def scale_of(self, query: Tensor) -> float:
-        """Return what products with these queries are multiplied by."""
+        """Return the factor of products with these queries."""
         return query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     def scaled(self, query: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class Filling:
         return Queries(queries.query, queries.position.masked_fill(~live, -1)).split(first)[1]
 
     def mask(self, position: Int[Tensor, "b l"], has_padding: bool) -> Bool[Tensor, "b 1 l n"] | None:
-        """Return what queries at the last positions see of all entries; None: what the model's causal attention sees."""
+        """Return the mask of the entries that queries at the last positions see; None: as the model's causal attention sees."""
         if not has_padding and position.shape[1] in (1, self.count):
             return None
         return seen_by(self.memory, position, self.entries[2])
@@ -160,5 +160,5 @@ class Filling:
 
 
 def seen_by(memory: Attendre, query: Int[Tensor, "b l"], key: Int[Tensor, "b n"]) -> Bool[Tensor, "b 1 l n"]:
-    """Return which entries queries see; padding sees all, since attention to nothing is not a number."""
+    """Return the mask of the entries that queries see; padding sees all, since attention to nothing is not a number."""
     return memory.visible(query, key) | (query < 0)[:, None, :, None]

@@ -193,7 +193,7 @@ class LayerMemory:
     def look(
         self, queries: Queries, of: Int[Tensor, "b n"], has_gaps: bool, own: OwnAttention | None
     ) -> tuple[Float[Tensor, "_ q h d"], AttentionBlock | None]:
-        """Return what queries attend to of entries at ``of``, and the scores, unless the model's ``own`` attention can read."""
+        """Return the attention to entries at ``of``, and the scores, unless the model's ``own`` attention can read."""
         (query, at), held = queries, of.shape[1]
         key, value = (column[:, :held] for column in self.state.columns)
         sees_all = at.shape[1] == 1 and self.memory.window is None and not has_gaps
@@ -340,7 +340,7 @@ class LayerMemory:
         self.full = self.state._replace(ranking=ranking)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what ``take`` needs to go on with the text that was read."""
+        """Return the state from which ``take`` goes on with the text that was read."""
         other = copy.copy(self)
         state = other.state
         columns = {"key": state.columns[0], "value": state.columns[1], **state.ranking._asdict()}

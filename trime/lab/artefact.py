@@ -95,7 +95,7 @@ class Artefact(ABC):
         return self.lab.outputs / "artefacts"
 
     def identity(self) -> Any:
-        """Return what determines the content, as plain data: all fields that are not free, artefacts by their fingerprint."""
+        """Return the identity of the content as plain data: all fields that are not free, artefacts by their fingerprint."""
         return {name: identity_of(value) for name, value in hashed_fields(self).items()}
 
     @cached_property
@@ -128,7 +128,7 @@ class Artefact(ABC):
         return json.loads((self.path() / name).read_text(encoding="utf-8"))
 
     def summary(self) -> Any:
-        """Return what the finished artefact says about itself, the content of ``summary_file``."""
+        """Return the finished artefact's description of itself, the content of ``summary_file``."""
         return self.read(self.summary_file)
 
     def make(self) -> bool:

@@ -45,7 +45,7 @@ def part_files(folder: Path) -> list[Path]:
 
 
 def build_seconds(folder: Path) -> float:
-    """Return how long the build of a finished artefact took; 0 if its manifest does not say."""
+    """Return the seconds that the build of a finished artefact took; 0 if its manifest does not say."""
     return float(json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("seconds", 0.0))
 
 

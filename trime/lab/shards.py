@@ -40,7 +40,7 @@ class Work:
         return [*range(first, len(self.files))]
 
     def done(self) -> int:
-        """Return how much of the work earlier runs have done."""
+        """Return the amount of work that earlier runs have done."""
         return sum(self.sizes) - sum(self.sizes[number] for number in self.missing())
 
 

@@ -152,7 +152,7 @@ def report_jobs(results: Sequence[JobResult]) -> None:
 
 
 def runs_of_sweep() -> int:
-    """Return how many runs the sweep has that is running, with the choices of its table; 0 for a search and a single run."""
+    """Return the number of runs of the present sweep, with the choices of its table; 0 for a search and a single run."""
     if not HydraConfig.initialized():
         return 0
     hydra_config = HydraConfig.get()
@@ -163,7 +163,7 @@ def runs_of_sweep() -> int:
 
 
 def count_runs(words: Sequence[str]) -> int:
-    """Return how many runs the choices in overrides make, the later ones of a setting; 0 if they cannot be read."""
+    """Return the number of runs that the choices in overrides make, the later ones of a setting; 0 if they cannot be read."""
     hydra = GlobalHydra.instance()
     try:  # glob(…) looks for the files of a group
         overrides = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None).parse_overrides([*words])

@@ -159,7 +159,7 @@ def select_seen(scores, far, at, position, longest, causal, window):  # type: ig
 
 @numba_jit()
 def count_from(scores, least):  # type: ignore[no-untyped-def]
-    """Return how many scores are at least ``least``."""
+    """Count the scores that are at least ``least``."""
     count = np.int32(0)
     for j in range(len(scores)):
         count += np.int32(scores[j] >= least)

@@ -29,5 +29,5 @@ def backward(logits: Tensor, index: Tensor, total: Tensor, grad_picked: Tensor, 
 
 
 def rows(logits: Tensor) -> int:
-    """Return how many rows are read at a time."""
+    """Return the number of rows to read at a time."""
     return max(1, LOGITS // logits.shape[1])

@@ -48,7 +48,7 @@ class RelativeBias(nn.Module):
 
 
 def in_window(distance: Int[Tensor, "*s"], window: int, itself: bool) -> Bool[Tensor, "*s"]:
-    """Return which keys lie in the window: the query's own position and those before it, or only those before it.
+    """Return the mask of the keys in the window: the query's own position and those before it, or only those before it.
 
     ::
 

@@ -71,7 +71,7 @@ class Comparison(NamedTuple):
 
     @property
     def footnotes(self) -> list[str]:
-        """Return how the table's columns and marks are to be read."""
+        """Explain the table's columns and marks."""
         units, header = " or ".join(sorted({units_of(group) for group in self.groups})), self.table.header
         paired = f"Differences to {self.against} are paired, with a 95 % interval by bootstrap over seeds and {units}."
         notes = {
@@ -84,7 +84,7 @@ class Comparison(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """Return what is to be known of the text, of the table's columns and marks, and of the order of pairs."""
+        """Return the notes on the text, the table's columns and marks, and the order of pairs."""
         return [*self.text_notes, *self.footnotes, *filter(None, [self.verdicts])]
 
     @property

@@ -110,7 +110,7 @@ def split_by(runs: list[ScoredRun], key: Callable[[ScoredRun], Any]) -> list[lis
 
 
 def experiment_key(run: ScoredRun) -> tuple[Any, ...]:
-    """Return what identifies an experiment: name, size, training, texts, memories, policy, and memory size unless tuned."""
+    """Return the identity of an experiment: name, size, training, texts, memories, policy, and memory size unless tuned."""
     size = None if "memory_size" in run.row.tuned else run.row.memory_size
     about = run.name, run.parameters, run.train.updates, run.text, *run.other_texts.values()
     return *about, run.row.memories, run.row.eviction, size

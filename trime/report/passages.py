@@ -65,7 +65,7 @@ def part_texts(parts: dict[str, float], agreeing: dict[str, tuple[int, int]] | N
 
 
 def agreement(agreeing: dict[str, tuple[int, int]] | None, memory: str) -> str:
-    """Return how many entries of a memory hold a token, as in `` (612 of 1,024 agree)``; nothing where it is not known."""
+    """Describe how many entries of a memory hold a token, as in `` (612 of 1,024 agree)``; nothing where it is not known."""
     count, entries = (agreeing or {}).get(memory, (0, 0))
     return f" ({count:,} of {entries:,} agree)" if entries > 1 else ""
 

@@ -149,7 +149,7 @@ def text_notes(run: ScoredRun) -> list[str]:
 
 
 def row_name(label: str) -> str:
-    """Return how tables name a row, given its label: without the vocabulary, and with the equation of its mixture."""
+    """Return a row's name in tables, given its label: without the vocabulary, and with the equation of its mixture."""
     kind, _, fitted = label.partition(": ")
     if fitted:
         return f"{kind}: {fitted.removeprefix(f'{VOCABULARY}, ')}"
@@ -227,7 +227,7 @@ def without_common(table: Table) -> Table:
 
 
 def common_facts(run: ScoredRun) -> str:
-    """Return what the rows of a run's table have in common, as words before it."""
+    """Return the facts that all rows of a run's table share, as words before it."""
     search = one_value(row.search for row in run.metrics["test"] if row.search)
     scored = f"{run.row.tokens:,} tokens of test were scored once"
     return f"{scored}{f', by {search} search' * bool(search)}; temperatures, weights and sizes were tuned on dev."

@@ -45,7 +45,7 @@ def fitted(table: Table, titles: Collection[str]) -> str:
 
 
 def ending(verdict: str, lines: str, notes: Sequence[str], place: str) -> str:
-    """Return what a run or a sweep prints at its end: its verdict, its table, the first notes, and where its files are."""
+    """Return the last lines that a run or a sweep prints: its verdict, its table, the first notes, and where its files are."""
     wrapped = [textwrap.fill(line, WIDTH, break_long_words=False, break_on_hyphens=False) for line in verdict.splitlines()]
     shown = [first_line(note) for note in notes[:MOST_NOTES]]
     if further := len(notes) - len(shown):
@@ -161,19 +161,19 @@ def answers_verdict(runs: list[AnsweringRun]) -> str:
 
 
 def answers_text(run: AnsweringRun) -> str:
-    """Return how a run read and what it answered, as in ``fifo, M 512: 55.00 % [40.1, 69.0]``."""
+    """Describe a run's reading and its answers, as in ``fifo, M 512: 55.00 % [40.1, 69.0]``."""
     size = "" if run.row.memory_size is None else f", M {size_text(run.row.memory_size)}"
     low, high = (100 * end for end in share_interval(run.share, run.row.questions))
     return f"{run.name}, {run.row.eviction}{size}: {100 * run.share:.1f} % [{low:.1f}, {high:.1f}]"
 
 
 def result_metric(group: Group) -> str:
-    """Return what a group is judged by: BLEU if it translates, else perplexity or bits."""
+    """Return the measure of a group: BLEU if it translates, else perplexity or bits."""
     return "BLEU" if group.row.bleu is not None else group.row.metric_name
 
 
 def result_of(group: Group) -> str:
-    """Return what a group is judged by, and its result on test, as in ``perplexity 12.99``."""
+    """Return the measure of a group and its result on test, as in ``perplexity 12.99``."""
     metric = result_metric(group)
     return f"{metric} {decimals(group.mean('test', metric))}"
 

@@ -99,7 +99,7 @@ class LossSums:
         return sum(count for _, count in self.losses.values())
 
     def bootstrap_units(self, size: int, choice: int) -> tuple[str, list[list[float]]]:
-        """Return what a bootstrap draws, in words, and the summed loss and tokens of each: documents, or parts of few."""
+        """Return the name of the bootstrap's unit, and the summed loss and tokens of each unit: documents, or spans of few."""
         few, length = len({document for document, _ in self.losses}) < FEW_DOCUMENTS, 1
         # Parts double in length until there are at most MAX_PARTS.
         while few and len({(document, part // length) for document, part in self.losses}) > MAX_PARTS:

@@ -98,7 +98,7 @@ class FittedScorer:
         return (self.log_weights[:, 0] + self.expert_masses.log_probability[:, 0])[None, None]
 
     def parts(self, window: Window, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
-        """Return how much of P(target) comes from the vocabulary and from each memory, for the window scored last."""
+        """Return the contributions of the vocabulary and of each memory to P(target), for the window scored last."""
         return self.summed_by_memory((self.log_weights + self.expert_masses.log_probability).double().exp(), masses)
 
     def weights(self, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
@@ -246,7 +246,7 @@ class GridScorer:
         return self(window, {name: without_target(mass) for name, mass in masses.items()})
 
     def parts(self, window: Window, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
-        """Return how much of P(target) comes from the vocabulary and from each memory, for the window scored last."""
+        """Return the contributions of the vocabulary and of each memory to P(target), for the window scored last."""
         # P is linear in the memories' masses of the target while their totals stay: what is lost without one is its part.
         whole = self(window, masses)[0, 0].double().exp()
         others = {name: self(window, masses | {name: without_target(mass)})[0, 0] for name, mass in masses.items()}

@@ -25,7 +25,7 @@ class ScoredWindow(NamedTuple):
     scorer: GridScorer | FittedScorer
 
     def parts(self) -> dict[str, Float[Tensor, " n"]]:
-        """Return how much of each probability is the vocabulary's and each memory's; call it before the next window is read."""
+        """Return the contributions to each probability, by source; call it before the next window is read."""
         return self.scorer.parts(self.window, self.masses)
 
     def weights(self) -> dict[str, Float[Tensor, " n"]]:

@@ -212,7 +212,7 @@ class Encode(ShardedArtefact):
         return Work(files, sizes, make, in_order=reader.network.is_stateful, can_begin=can_begin)
 
     def origin(self, corpus: Corpus) -> dict[str, Any]:
-        """Return what identifies the model and the text that were encoded."""
+        """Return the identity of the model and of the text that were encoded."""
         return {
             "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
             "model": content_hash(self.model.path() / "model.safetensors"),
@@ -239,7 +239,7 @@ class Encode(ShardedArtefact):
         return sequential_batches(windows, 1) if one_by_one else batches_by_length(windows, self.windows_per_batch(windows))
 
     def windows_per_batch(self, windows: Segments) -> int:
-        """Return how many windows a batch holds."""
+        """Return the number of windows in a batch."""
         tokens = self.batch_tokens or BATCH_TOKENS[self.hardware.device.type]
         return max(1, tokens // int(windows.length.max()))
 

@@ -166,7 +166,7 @@ class RowScores:
 
 
 def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:
-    """Return how datastores are searched, and for how many entries: one value where all agree, else one for each in words."""
+    """Describe the search of datastores and its K: one value where all agree, else one for each in words."""
     searched = [memory.nearest for memory in memories.values() if memory.nearest]
     kinds, ks = [[*dict.fromkeys(values)] for values in ([nearest.kind for nearest in searched], [n.k for n in searched])]
     return {"search": " and ".join(map(str, kinds)) or None, "k": ks[0] if len(ks) == 1 else " and ".join(map(str, ks)) or None}

@@ -100,7 +100,7 @@ class LanguageModelTraining:
         return LanguageModel(network, *self.module_parts())
 
     def module_parts(self) -> tuple[Any, UpdateSettings, Any, Any]:
-        """Return what a Lightning module needs beside its network: memory in training, settings, optimiser and schedule."""
+        """Return a Lightning module's arguments beside its network: memory, settings, optimiser and schedule."""
         training = UpdateSettings(self.seed, self.plain_updates, self.padded)
         memory = build(self.memory) if self.memory.get("_target_") else None
         optimizer = build(self.optimizer, _partial_=True)

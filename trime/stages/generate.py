@@ -49,7 +49,7 @@ def generate(graph: Graph) -> None:
 
 
 def extend_shown(shown: str, text: str) -> tuple[str, str]:
-    """Return what to print after ``shown`` so that it grows into ``text``, and all that is shown then.
+    """Return the characters to print after ``shown`` so that it grows into ``text``, and all that is shown then.
 
     White space at the end waits, because punctuation may remove it; so does a character of which some bytes are missing.
     """

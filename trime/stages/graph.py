@@ -159,16 +159,16 @@ class Graph:
         )
 
     def training_task(self) -> LanguageModelTraining:
-        """Return what is trained."""
+        """Return the training of this kind of experiment."""
         return LanguageModelTraining.of(self.config)
 
     def lengths_in_training(self) -> dict[str, int]:
-        """Return what the model must be able to read: segments, and windows unless it reads any length with its memories."""
+        """Return the lengths that the model must read: segments, and windows unless it reads any length with memories."""
         segments = {"segments.length": self.config.segments.length} if self.config.train.updates else {}
         return segments | ({} if self.model_settings.reads_any_length else self.windows(self.config, False).lengths())
 
     def windows(self, config: DictConfig, for_datastore: bool) -> TextWindows:
-        """Return how a split is cut into the windows that are encoded."""
+        """Return the cut of a split into the windows that are encoded."""
         return TextWindows.of(config, for_datastore)
 
     @property
@@ -295,7 +295,7 @@ class Graph:
         return self.tune_with(self.memories)
 
     def tune_with(self, memories: Memories) -> TunedRows:
-        """Return what tunes the rows with these memories, and fits their mixture if there is one to be fitted."""
+        """Return the artefact that tunes the rows with these memories, and fits their mixture if there is one to be fitted."""
         mixture, fitted = self.config.mixture, next((row for row in self.table if isinstance(row, FittedMixtureSpec)), None)
         grid = Tune(
             grid_rows=tuple(row for row in self.table if isinstance(row, MixtureSpec)),
@@ -344,7 +344,7 @@ class Graph:
         return Evaluate(self.test, self.tune, self.scoring, memory, plain(self.config.eviction), self.lab)
 
     def own_samples(self) -> Artefact | None:
-        """Return what the report shows of test in place of passages of its text, if there is such."""
+        """Return the samples of test that the report shows in place of passages of its text, if there are such."""
         return None
 
     def own_sections(self, run: ScoredRun) -> list[Section]:
@@ -434,7 +434,7 @@ class Graph:
 
 
 def open_job(graph_of: type[Graph], job: Job) -> MakeShard:
-    """Return what makes the shards of a job's artefact in another process, from the settings alone.
+    """Return the function that makes the shards of a job's artefact in another process, from the settings alone.
 
     A shard that exists already, because the worker that made it died before it said so, is not made again.
     """

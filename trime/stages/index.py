@@ -77,7 +77,7 @@ class BuildIndex(ShardedArtefact):
         return super().identity() | {"factory": index.factory, "metric": index.metric, "parts": parts} | chosen
 
     def work(self, folder: Path) -> Work:
-        """Return what an engine does of an index of cells whose centroids are trained: the cells of the keys, by shard."""
+        """Return the work of an engine on an index of cells whose centroids are trained: the cells of the keys, by shard."""
         shards = Keys(Shards(self.store.path())).by_shard()
         files = [cells_file(folder, number) for number in range(len(shards))]
 
@@ -114,7 +114,7 @@ class BuildIndex(ShardedArtefact):
             file.unlink()
 
     def choose_nprobe(self, parts: list[IndexPart]) -> dict[str, Any]:
-        """Return how many cells to visit so that stored keys reach ``index.recall`` as queries, and their recall.
+        """Return the number of cells to visit so that stored keys reach ``index.recall`` as queries, and their recall.
 
         The number is doubled until recall suffices, or hardly grows because the codes of a product quantiser limit it.
         """
@@ -198,7 +198,7 @@ def check_index_factory(config: DictConfig) -> None:
 
 
 def built_parts(index: Any, factory: str | None) -> int:
-    """Return how many indexes are built: one for each part, unless the search of a single one is divided by cells."""
+    """Return the number of indexes to build: one for each part, unless the search of a single one is divided by cells."""
     return 1 if divides_by_cells(factory) else int(index.parts)
 
 

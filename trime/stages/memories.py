@@ -302,7 +302,7 @@ class Memories:
         return [kind for kind in self.kinds.values() if isinstance(kind, DatastoreMemory)]
 
     def state_scope(self, names: Iterable[str]) -> StateScope:
-        """Return how far the state of any of the named memories reaches."""
+        """Return the widest scope of the state of the named memories."""
         return max((self.kinds[name].state_scope for name in names), default=StateScope.NONE)
 
     def has_sizes(self, names: Iterable[str]) -> bool:

@@ -44,12 +44,12 @@ class ModelSettings:
         return "name" in self.model
 
     def parts(self) -> dict[str, Any]:
-        """Return what builds the network: embedding, backbone and head, and whether there is a gate."""
+        """Return the description of the network: embedding, backbone and head, and the gate if there is one."""
         gate = {"gate": True} if self.model.get("gate") else {}
         return copy.deepcopy({name: self.model[name] for name in ("embedding", "backbone", "head")}) | gate
 
     def weights(self) -> dict[str, Any]:
-        """Return what the weights depend on: all parts; of a pretrained model, its own weights and how they are trained."""
+        """Return what weights depend on: all settings; for a pretrained model, its own weights and their training."""
         if not self.is_pretrained:
             return self.parts()
         gate = {"gate": True} if self.model.get("gate") else {}
@@ -61,7 +61,7 @@ class ModelSettings:
         return {"size": self.model["memory_size"], "policy": self.eviction} if "memory_size" in self.model else {}
 
     def reading(self) -> dict[str, Any]:
-        """Return what decides how the model reads text, beside its weights."""
+        """Return the settings that decide how the model reads text, beside its weights."""
         content: dict[str, Any] = {"dropped_in_band": self.dropped_in_band, "key": self.model["backbone"].get("key")}
         if not self.is_pretrained:
             return content | ({"memory": self.memory()} if self.memory() else {})

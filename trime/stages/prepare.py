@@ -81,7 +81,7 @@ class Prepare(Artefact):
         return super().identity() | self.text_identity() | others
 
     def text_identity(self) -> dict[str, Any]:
-        """Return what decides which text it is, wherever it lies: the settings of the dataset, and a hash of its files."""
+        """Return the identity of the text, wherever it lies: the settings of the dataset, and a hash of its files."""
         return {"dataset": identify_text(copy.deepcopy(self.described)), "content": self.dataset.fingerprint()}
 
     @property

@@ -62,7 +62,7 @@ def build_answerer(settings: dict[str, Any], eviction: dict[str, Any], model: An
 
 
 def reading_config(settings: dict[str, Any], eviction: dict[str, Any], family: Any) -> ReadingConfig:
-    """Return how a model reads long prompts: an Attendre memory for each layer (sizes may differ) and the chunk length."""
+    """Return the reading of long prompts: an Attendre memory for each layer (sizes may differ) and the chunk length."""
     count = len(family.layers)
     sizes, query_sizes, top_k = (per_layer(settings[name], count, name) for name in ("memory_size", "query_size", "top_k"))
     if any(query_size is not None and query_size >= size for size, query_size in zip(sizes, query_sizes, strict=True)):

@@ -224,7 +224,7 @@ def result_sections(run: ScoredRun, folder: Path, table: Table, verdict: str) ->
 
 
 def notes_of(run: ScoredRun) -> list[str]:
-    """Return what is to be known of a run's text and rows."""
+    """Return the notes on a run's text and rows."""
     notes = {
         tables.MIXTURES_NOTE: any("⊕" in row.memories for row in run.metrics["test"]),
         tables.FITTED_NOTE: run.is_fitted,

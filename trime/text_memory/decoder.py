@@ -186,7 +186,7 @@ class Decoder:
             yield WindowOutput(some, own.float().log_softmax(-1))
 
     def identity(self) -> dict[str, str]:
-        """Return what tells this model and this tokenizer from others; it does not depend on the type of the weights."""
+        """Return the identity of this model and tokenizer; it does not depend on the type of the weights."""
         words = xxhash.xxh3_64()
         for word, number in sorted(self.tokenizer.get_vocab().items()):
             words.update(f"{number} {word}\n".encode())
@@ -232,7 +232,7 @@ class Decoder:
 
 
 def shape_of_linear(layer: Any) -> tuple[int, int]:
-    """Return how many numbers a linear layer reads and writes; in a quantised one ``weight`` may be anything."""
+    """Return the widths of a linear layer's input and output; in a quantised one ``weight`` may be anything."""
     if hasattr(layer, "in_features"):
         return layer.in_features, layer.out_features
     symbols, width = layer.weight.shape

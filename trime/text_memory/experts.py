@@ -80,7 +80,7 @@ class Experts:
         return ExpertMasses(targets, totals, torch.zeros(len(target), dtype=torch.long))
 
     def text_counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how often each order's context is followed by the target in the stored texts, and by any token [e n]."""
+        """Count how often the target follows each order's context in the stored texts, and how often any token does [e n]."""
         sums = np.zeros((2, len(TEXT_ORDERS), len(tokens) - 1), np.int64)
         for segment in self.segments:
             counts, array = np.zeros_like(sums), segment.array
@@ -135,7 +135,7 @@ class Experts:
     def sources(
         self, tokens: np.ndarray, query: Float[Tensor, "1 d"], target: int, limit: int
     ) -> list[tuple[str, int, Source]]:
-        """Return where a token followed like contexts: memory, segment and source, the longest and the nearest first."""
+        """Return the places where a token followed like contexts: memory, segment, source; the longest and nearest first."""
         result: dict[tuple[str, int, int], tuple[str, int, Source]] = {}  # by place: a long context ends as a shorter one does
         if TEXT in self.memories:
             for order in sorted((order for order in TEXT_ORDERS.tolist() if order <= len(tokens)), reverse=True):
@@ -161,7 +161,7 @@ def followers_of(segment: Segment, tokens: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def document_counts(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how often each order's context was followed by the target earlier in the text, and by any token [e n]."""
+    """Count how often the target followed each order's context earlier in the text, and how often any token did [e n]."""
     number = len(tokens) - 1
     added = np.zeros(2 * len(DOCUMENT_ORDERS) * len(tokens), np.int64)
     size = 1 << (2 * len(added)).bit_length()

@@ -169,7 +169,7 @@ class TextMemory:
         return Experts(segments, self.memories)
 
     def _read(self, tokens: np.ndarray, experts: Experts) -> Scored:
-        """Return what the model and the memories predicted of each token of a text but the first."""
+        """Return the predictions of model and memories for each token of a text but the first."""
         masses, features = [], []
         first = 1
         for context, log_probability in self.decoder.read(torch.from_numpy(tokens), logits=True):
@@ -205,7 +205,7 @@ class TextMemory:
         return MemoryEvaluation.of(texts, sum(each.bytes for each in scored), masses, loss, self._near_copies(texts, scored))
 
     def evaluate(self, paths: str | Path | Iterable[str | Path], field: str = "text") -> MemoryEvaluation:
-        """Return what the memories are worth on other texts, with the weights that were fitted."""
+        """Measure the memories on other texts, with the weights that were fitted."""
         experts, mixture, texts = self._experts(), self._mixture(), self._held_out(paths, field)
         scored = self._read_all(texts, experts)
         losses = torch.cat([-mixed(mixture, each) for each in scored])
@@ -283,7 +283,7 @@ class TextMemory:
         return MemoryProcessor(self.decoder, self._scaled, self._experts(), self._mixture(), healed)
 
     def generate(self, prompt: Any, max_new_tokens: int = 64, **settings: Any) -> Any:
-        """Return what follows a prompt, or each of several, as text; ``settings`` are those of the model's ``generate``.
+        """Continue a prompt, or each of several, and return the text; ``settings`` are those of the model's ``generate``.
 
         A prompt is a text, a chat (messages with role and content, as the tokenizer's template takes them), or token numbers.
         The last word of a text, or the blanks at its end, are written again with what follows: a token of the stored texts may
@@ -327,12 +327,12 @@ class TextMemory:
         return texts[0] if is_one and repeats == 1 else texts
 
     def count(self, text: str) -> int:
-        """Return how often a text occurs in the stored texts, as ``str.count`` counts."""
+        """Count the occurrences of a text in the stored texts, as ``str.count`` does."""
         wanted = searched(text)
         return sum(document.count(wanted) for _, _, document in self._texts())
 
     def next(self, text: str) -> dict[str, int]:
-        """Return what follows a text in the memory, and how often, the most frequent first: as the tokenizer would begin it."""
+        """Return the continuations of a text in the memory with their counts, the most frequent first."""
         wanted, rest = searched(text), Counter[str]()
         for _, _, document in self._texts():
             _, *parts = document.split(wanted)
@@ -423,7 +423,7 @@ class TextMemory:
     def _explain_row(
         self, tokens: np.ndarray, first: int, limit: int, experts: Experts, mixture: Adaptive
     ) -> list[ExplainedToken]:
-        """Return where each token of a text came from."""
+        """Return the sources of each token of a text."""
         explained, place = [], 1
         for context, log_probability in self.decoder.read(torch.from_numpy(tokens), logits=True):
             assert log_probability is not None

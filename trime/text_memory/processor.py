@@ -40,7 +40,7 @@ class ExplainedToken(NamedTuple):
 
 
 def confidence(log_probability: Float[Tensor, "n v"]) -> Float[Tensor, "n 2"]:
-    """Return how sure a model is of its next token: the largest log-probability, and the entropy in nats."""
+    """Return a model's confidence in its next token: the largest log-probability, and the entropy in nats."""
     entropy = -(log_probability.exp() * log_probability.clamp(min=-100)).sum(1)
     return torch.stack([log_probability.amax(1), entropy], 1)
 

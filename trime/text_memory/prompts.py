@@ -42,7 +42,7 @@ def prompts_of(given: Any, decoder: Decoder) -> tuple[list[Prompt], bool]:
 
 
 def reader_of(given: Any) -> Callable[[Any, Decoder], Prompt] | None:
-    """Return what reads a single prompt of this kind; None where it is none."""
+    """Return the reader of a single prompt of this kind; None where it is none."""
     if isinstance(given, str):
         return of_text
     parts = given if isinstance(given, list | tuple) and given else [None]

@@ -108,7 +108,7 @@ class Translate(ShardedArtefact):
         write_json(folder / "bleu.json", {"rows": results})
 
     def translator(self, number: int) -> Translator:
-        """Return what translates the split by a row of the table, with the settings tuned for it."""
+        """Return the translator of the split by a row of the table, with the settings tuned for it."""
         row = self.tune.rows()[number]
         memories = self.tune.for_row(number).memories.open_all(self.encoded.summary(), [], row.memories)
         # The search asks one memory at every step: a row of a translation has no other.

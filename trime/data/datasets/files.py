@@ -53,7 +53,7 @@ class Text(NamedTuple):
 
 
 def entries_of(folder: Path) -> list[Path]:
-    """Return what lies in a folder; UserError if it cannot be read."""
+    """List a folder; UserError if it cannot be read."""
     try:
         return sorted(folder.iterdir())
     except OSError as error:
@@ -89,7 +89,7 @@ def find_texts(entries: Iterable[Path], suffixes: tuple[str, ...], lab_folders: 
 
 
 def in_words(left_out: Counter[str]) -> str:
-    """Return what was left out in words, the most frequent first."""
+    """Describe the files that were left out, the most frequent reason first."""
     return ", ".join(f"{count:,} {name}" for name, count in left_out.most_common()) or "nothing"
 
 
@@ -106,7 +106,7 @@ def is_text(file: Path) -> bool:
 
 
 def packing(content: bytes) -> str | None:
-    """Return how content is compressed, None if it is not."""
+    """Return the compression of a file's content, None if there is none."""
     return next((name for name, start in PACKED.items() if start.match(content)), None)
 
 

@@ -193,7 +193,7 @@ class Folder(Dataset):
         return {split: [path for path in taken if names[path].split == split] for split in SPLITS}
 
     def size_of(self, paths: Iterable[Path]) -> int:
-        """Return how many bytes of text there are in folders and files."""
+        """Return the bytes of text in folders and files."""
         return sum(file.stat().st_size for file in self.find(paths).files)
 
     def check_parts(self, split: str, paths: list[Path]) -> None:
@@ -317,7 +317,7 @@ class Folder(Dataset):
                 yield Document(texts[0].name, lines_between(texts[0].lines, first, end), starts[split] if starts else None)
 
     def notes(self) -> list[str]:
-        """Return how the text was split, and what was left out."""
+        """Describe the split of the text and the files that were left out."""
         if self.is_file:
             within = ", within its lines" if self.within_lines else ""
             return [

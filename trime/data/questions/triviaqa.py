@@ -101,7 +101,7 @@ class TriviaQA:
 
 
 def official_file(path: Path, split: str) -> Path:
-    """Return where the questions of a split lie, or should lie."""
+    """Return the place where the questions of a split lie, or should lie."""
     file = path / "triviaqa-unfiltered" / FILES[split]
     return file if file.is_file() else path / file.name
 

@@ -76,7 +76,7 @@ class EvictionPolicy:
         return score.scatter(1, newest_slots(position, newest), torch.inf).masked_fill(position < 0, -torch.inf)
 
     def protected(self, size: int) -> int:
-        """Return how many of the newest entries always stay in a memory of ``size`` slots; here none."""
+        """Return the number of newest entries that always stay in a memory of ``size`` slots; here none."""
         return 0
 
     def check_size(self, size: int) -> None:

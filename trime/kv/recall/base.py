@@ -20,11 +20,11 @@ class BlockKey(ABC):
 
     @abstractmethod
     def of(self, key: Float[Tensor, "n s b g d"], filled: Bool[Tensor, "n s b"]) -> Float[Tensor, "b r g n d"]:
-        """Return what stands for blocks of ``s`` keys each, of which those that are not ``filled`` hold nothing."""
+        """Return the keys of blocks of ``s`` entries each; places that are not ``filled`` hold nothing."""
 
     @abstractmethod
     def scores(self, query: Float[Tensor, "b g q d"], block: Float[Tensor, "b r g n d"]) -> Float[Tensor, "b g q n"]:
-        """Return how much queries are expected to attend to a key of each block, as a logit; queries are scaled."""
+        """Return the expected logit of queries for a key of each block; queries are scaled."""
 
 
 class Gaussian(BlockKey):

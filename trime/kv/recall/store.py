@@ -130,7 +130,7 @@ class EntryStore:
             self.described[size][:, :, :, first:last] = new
 
     def filled(self, first: int, last: int, size: int) -> Bool[Tensor, "n s b"]:
-        """Return which places of some blocks of ``size`` hold entries."""
+        """Return the mask of the places of some blocks of ``size`` that hold entries."""
         assert self.length is not None
         return (torch.arange(first * size, last * size)[:, None] < self.length).unflatten(0, (-1, size))
 
@@ -287,14 +287,14 @@ def largest_share(logits: Float[Tensor, "b h q n"], asked: RecallQuery) -> Float
 
 
 def blocks_of(position: Int[Tensor, "b m"], size: int, count: int) -> Int[Tensor, "b n"]:
-    """Return how many of some positions, -1 for none, are in each block."""
+    """Count the positions, -1 for none, in each block."""
     found = torch.zeros(len(position), count + 1, dtype=torch.long)
     block = torch.where(position < 0, count, position // size).clamp(max=count)
     return found.scatter_add(1, block, torch.ones_like(block))[:, :count]
 
 
 def is_among(position: Int[Tensor, "b n"], held: Int[Tensor, "b m"]) -> Bool[Tensor, "b n"]:
-    """Return which positions are among those of the same row."""
+    """Return the mask of the positions that are among those of the same row."""
     ordered = held.sort(1).values
     place = torch.searchsorted(ordered, position).clamp(max=ordered.shape[1] - 1)
     return ordered.gather(1, place) == position

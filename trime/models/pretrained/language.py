@@ -59,7 +59,7 @@ class PretrainedDecoder(nn.Module):
         self.updates = None if lora is None else [add_lora(self.model, **lora)]  # a list: not registered as a submodule
 
     def encode(self, tokens: Int[Tensor, "b l"], cache: Any = None) -> Float[Tensor, "b l d"]:
-        """Return what the output layer reads, which then computes the logits of the last token alone."""
+        """Return the input of the output layer, which then computes the logits of the last token only."""
         caught: list[Tensor] = []
 
         def catch(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

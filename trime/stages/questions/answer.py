@@ -193,7 +193,7 @@ class Answer(ShardedArtefact):
         return load_tokenizer(name), build_answerer(self.model_settings, self.eviction, model, self.hardware)
 
     def prompts(self, tokenizer: Any) -> PromptMaker:
-        """Return what makes the prompts of questions."""
+        """Return the maker of the prompts of questions."""
         solved = solved_examples(self.asked, self.answering.examples)
         return PromptMaker(tokenizer, self.answering, solved, self.model_settings["prefill"] == "guided")
 

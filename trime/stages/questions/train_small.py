@@ -61,7 +61,7 @@ class TrainSmall(Artefact):
         return super().identity() | learned | {"files": files}
 
     def recipe(self) -> dict[str, Any]:
-        """Return what the model learned, and how: the settings that results report."""
+        """Return the settings of the training that results report."""
         places = [key.removeprefix("questions.") for key in QUESTION_PLACES]
         small = {key: value for key, value in asdict(self.small).items() if key not in ("updates", "questions")}
         return {

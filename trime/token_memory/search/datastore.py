@@ -210,7 +210,7 @@ class Datastore:
 
 
 def entries_written(folder: Path) -> int:
-    """Return how many entries a datastore was written with, 0 where an earlier version did not say; UserError if damaged."""
+    """Return the number of entries that a datastore had when written, 0 where an earlier version did not say; UserError if damaged."""
     file = folder / SUMMARY
     try:
         return int(json.loads(file.read_text(encoding="utf-8"))["tokens"]) if file.exists() else 0
@@ -247,7 +247,7 @@ class KNNMemory:
 
     @property
     def kind(self) -> str:
-        """Return how the search is done, as reports name it."""
+        """Return the kind of the search, as reports name it."""
         return self.search.kind + (", rescored" if self.rescore else "")
 
     def entries(self, query: Contexts) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:

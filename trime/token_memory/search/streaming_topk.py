@@ -88,7 +88,7 @@ def add_run(row, scores, first, k, score, index, count, threshold):  # type: ign
 
 @numba_jit()
 def make_room(row, k, score, index, count, threshold):  # type: ignore[no-untyped-def]
-    """Return how many candidates fit in the buffer, at least one; prune it if it is nearly full."""
+    """Return the room for candidates in the buffer, at least one; prune it if it is nearly full."""
     if count[row] > score.shape[1] - BINS // 2:
         count[row], threshold[row] = prune(score[row], index[row], k, count[row])
     return score.shape[1] - count[row]

@@ -48,7 +48,7 @@ class SuffixArray:
         return int(low), int(high)
 
     def token_numbers(self, places: np.ndarray) -> np.ndarray:
-        """Return which token of the text each of some places holds, counted without separators."""
+        """Return the number, counted without separators, of the token at each of some places."""
         return places - np.searchsorted(self.ends, places)
 
 
@@ -130,7 +130,7 @@ class Ngrams(Memory):
 
     @abstractmethod
     def context_counts(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
-        """Return how often the context of each order occurs before the target, and before any token: [e n] each."""
+        """Count how often the context of each order occurs before the target, and before any token: [e n] each."""
 
     def experts(self, window: Window, divisor: Float[Tensor, " t"], prefetched: Any = None) -> LogMass:
         of_target, total = (torch.as_tensor(counts).to(window.contexts.g).log()[None] for counts in self.context_counts(window))

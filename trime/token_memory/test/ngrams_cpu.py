@@ -55,7 +55,7 @@ def suffix_range(text, array, starts, history, begin, length):  # type: ignore[n
 
 @numba_jit()
 def count_followed_by(text, array, low, high, length, target, i):  # type: ignore[no-untyped-def]
-    """Return how many suffixes in a range have target[i] after their first ``length`` tokens."""
+    """Count the suffixes in a range that have target[i] after their first ``length`` tokens."""
     low = bound(text, array, low, high, target, i - length, length, length + 1, 0)
     return bound(text, array, low, high, target, i - length, length, length + 1, 1) - low
 
