@@ -210,7 +210,7 @@ class Datastore:
 
 
 def entries_written(folder: Path) -> int:
-    """Return the number of entries that a datastore had when written, 0 where an earlier version did not say; UserError if damaged."""
+    """Return the number of entries that a datastore had when written, 0 of earlier versions; UserError if damaged."""
     file = folder / SUMMARY
     try:
         return int(json.loads(file.read_text(encoding="utf-8"))["tokens"]) if file.exists() else 0
