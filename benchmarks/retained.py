@@ -23,9 +23,9 @@ from trime.config.compose import compose_config
 from trime.data.questions.base import Example, contains_answer
 from trime.kv.answering import Answerer, DecoderSession, greedy
 from trime.models.pretrained.tokenizer import load_tokenizer
+from trime.stages.answer import Prompt
 from trime.stages.graph import Graph
-from trime.stages.questions.answer import Prompt
-from trime.stages.questions.train_small import batched
+from trime.stages.train_small import batched
 
 POLICIES = ("sink", "lfa", "tova", "snapkv", "lra_sum", "lra_last", "lru", "fifo", "h2o", "lra_max", "key_norm")
 BATCH = 4  # prompts that are read at once

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.lab.runner import run
 from trime.stages.graph import Graph
 from trime.stages.preflight import build_graph
-from trime.stages.samples.writers import GeneratedToken
+from trime.stages.samples import GeneratedToken
 
 ALL_MEMORIES = "evaluate.memories=[local,long,external,ngram,ngram_document]"
 RUNS = {

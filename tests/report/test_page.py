@@ -22,7 +22,7 @@ from trime.report.page import Page, Section, sample_sections, write_page
 from trime.report.passages import Sample
 from trime.report.tables import Table, row_name
 from trime.stages.graph import Graph
-from trime.stages.samples.text_samples import passages, samples_of
+from trime.stages.samples import passages, samples_of
 
 MEASURE = """
 const frame = document.querySelector("iframe");

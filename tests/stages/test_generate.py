@@ -19,9 +19,8 @@ from trime.decoding.attribution import Entries, grid_attribution
 from trime.decoding.generation import TokenSampler
 from trime.lab.runner import run
 from trime.scoring.mixture_spec import MixtureSpec
-from trime.stages.generate import extend_shown
 from trime.stages.graph import Graph
-from trime.stages.samples.writers import Writer
+from trime.stages.samples import Writer, extend_shown
 
 Tiny = Callable[..., DictConfig]
 SHORT = [

@@ -20,7 +20,7 @@ from trime.lab.runner import run
 from trime.report.results import read_run, write_results
 from trime.report.run_result import ScoredRun
 from trime.stages.graph import Graph
-from trime.stages.samples.text_samples import Samples, samples_of
+from trime.stages.samples import Samples, samples_of
 
 Tiny = Callable[..., DictConfig]
 

@@ -33,7 +33,7 @@ from trime.models.network import Network
 from trime.report.bootstrap import bleu_difference, corpus_bleu
 from trime.report.tables import EDGE
 from trime.stages.graph import open_job
-from trime.stages.samples.text_samples import samples_of
+from trime.stages.samples import samples_of
 from trime.token_memory.search.datastore import KNNMemory
 from trime.translation.beam import Translator
 from trime.translation.graph import TranslationGraph

@@ -27,7 +27,7 @@ from trime.errors import UserError
 from trime.stages.explorer import serve
 from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
 from trime.stages.graph import Graph
-from trime.stages.samples.writers import GeneratedToken, Writer
+from trime.stages.samples import GeneratedToken, Writer
 from trime.text_memory.store import MANIFEST
 
 TINY = 5e-324  # the smallest probability whose logarithm exists

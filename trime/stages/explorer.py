@@ -16,10 +16,8 @@ from trime.report.canvas import memory_colours
 from trime.report.page import first_shown
 from trime.report.passages import SampledToken, annotated, rendered
 from trime.report.run_result import VOCABULARY
-from trime.stages.generate import extend_shown
 from trime.stages.graph import Graph
-from trime.stages.samples.text_samples import annotate
-from trime.stages.samples.writers import GeneratedToken, Writer, open_writer
+from trime.stages.samples import GeneratedToken, Writer, annotate, extend_shown, open_writer
 
 HOST = "127.0.0.1"  # the page is for this machine alone
 TOKENS = 200  # that are explained, or written, at once

@@ -13,7 +13,7 @@ from trime.errors import UserError
 from trime.lab.stage import Stage
 from trime.report.passages import part_texts
 from trime.stages.graph import Graph
-from trime.stages.samples.writers import GeneratedToken, open_writer
+from trime.stages.samples import GeneratedToken, extend_shown, open_writer
 
 
 def generate(graph: Graph) -> None:
@@ -46,17 +46,6 @@ def generate(graph: Graph) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, content, ensure_ascii=False)
     print(f"\n\ngenerated: {file}")
-
-
-def extend_shown(shown: str, text: str) -> tuple[str, str]:
-    """Return the characters to print after ``shown`` so that it grows into ``text``, and all that is shown then.
-
-    White space at the end waits, because punctuation may remove it; so does a character of which some bytes are missing.
-    """
-    # A tokenizer writes some marks without the blank before them, and a character byte by byte.
-    complete = text.rstrip().removesuffix("\N{REPLACEMENT CHARACTER}")
-    common = next((i for i, (a, b) in enumerate(zip(shown, complete, strict=False)) if a != b), min(len(shown), len(complete)))
-    return complete[common:], complete
 
 
 def read_prompt(file: str | None) -> str:

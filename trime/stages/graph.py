@@ -30,8 +30,7 @@ from trime.report.page import Section
 from trime.report.run_result import ScoredRun
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.rows import MixtureSpecs, rows_of
-from trime.stages.analysis.run_analysis import PerToken, RunAnalysis
-from trime.stages.analysis.subsets import SubsetMixtures, Subsets
+from trime.stages.answer import Answer
 from trime.stages.encode import Encode, Portion, TextWindows
 from trime.stages.evaluate import Evaluate, TestResults
 from trime.stages.fit import ExternalModel, Fit, LanguageModelTraining, Services
@@ -42,9 +41,10 @@ from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare, VocabularySettings, copies_within, duplicates_of
 from trime.stages.pretrained import is_pretrained, vocabulary_source
-from trime.stages.questions.answer import Answer
-from trime.stages.questions.train_small import InitSmall, TrainSmall
+from trime.stages.run_analysis import PerToken, RunAnalysis
 from trime.stages.scoring import Scoring
+from trime.stages.subsets import SubsetMixtures, Subsets
+from trime.stages.train_small import InitSmall, TrainSmall
 from trime.stages.tune import MixtureSettings, Tune, TunedRows, TuneMixture, given_mixture
 from trime.training.hardware import Hardware, launch
 from trime.training.trainer import TrainerSettings

@@ -33,11 +33,11 @@ from trime.report.results import read_run, write_results
 from trime.report.run_result import AnsweringRun, AnswerRow, Dataset, Datastore, Row, ScoredRun, ScoredText, Subsets, Training
 from trime.report.tables import Table
 from trime.report.terminal import answers_lines, answers_verdict, ending, run_lines, run_result, run_verdict
-from trime.stages.analysis.run_analysis import TOKENS
 from trime.stages.evaluate import policy_name
 from trime.stages.graph import Graph
 from trime.stages.prepare import Prepare
-from trime.stages.samples.text_samples import OutOfTimeError, samples_of
+from trime.stages.run_analysis import TOKENS
+from trime.stages.samples import OutOfTimeError, samples_of
 
 MAKING = [stage for stage in STAGES if stage != "report"]  # stages that make artefacts
 

@@ -13,8 +13,7 @@ from trime.common.io import write_json
 from trime.data.corpus import evenly_spaced
 from trime.lab.artefact import Artefact, Lab
 from trime.stages.memories import StoredMemory
-from trime.stages.samples.text_samples import annotate, draw_all
-from trime.stages.samples.writers import StoredText, describe_step
+from trime.stages.samples import StoredText, annotate, describe_step, draw_all
 from trime.translation.beam import Translator
 from trime.translation.pairs.corpus import ParallelCorpus
 from trime.translation.translate import Translate

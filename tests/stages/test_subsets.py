@@ -10,7 +10,7 @@ from tests.helpers.results import scored
 from tests.helpers.runs import SharedRun
 from trime.report.tables import memories_table, memory_contribution
 from trime.scoring.mixtures.experts import ExpertMasses
-from trime.stages.analysis.subsets import Bins, Weights, select_memories, subsets, token_weights
+from trime.stages.subsets import Bins, Weights, select_memories, subsets, token_weights
 
 
 def test_subsets_are_every_one_or_all_but_one() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trime.stages.samples.text_samples import OutOfTimeError, draw_all
+from trime.stages.samples import OutOfTimeError, draw_all
 
 
 class Drawn:

@@ -18,8 +18,8 @@ from trime.errors import UserError
 from trime.kv.answering import AnswerSession, greedy
 from trime.lab.runner import run
 from trime.models.pretrained.tokenizer import encode_prompt, load_tokenizer
+from trime.stages import answer
 from trime.stages.graph import Graph
-from trime.stages.questions import answer
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 TABLES = sorted(row.name for row in all_rows() if row.group == "attendre")

@@ -26,7 +26,7 @@ from trime.lab.provenance import QUESTION_PLACES, without
 from trime.lab.shards import ShardedArtefact, Work
 from trime.models.pretrained.tokenizer import encode_text, load_tokenizer, prompt_frame
 from trime.stages.pretrained import build_answerer, model_fingerprint
-from trime.stages.questions.train_small import batched
+from trime.stages.train_small import batched
 from trime.training.hardware import Hardware
 
 DEPTHS = 5  # parts of a text for which results are told apart

@@ -28,9 +28,9 @@ from trime.report.answers import cells_of, depth_panels, keys_of, label_runs
 from trime.report.canvas import canvas
 from trime.report.results import find_runs
 from trime.report.run_result import AnsweringRun
+from trime.stages.answer import PromptMaker, solved_examples
 from trime.stages.graph import Graph
-from trime.stages.questions.answer import PromptMaker, solved_examples
-from trime.stages.questions.train_small import spread_positions
+from trime.stages.train_small import spread_positions
 from trime.training.answering import extend_positions
 
 pytest.importorskip("transformers", reason="transformers is not installed")

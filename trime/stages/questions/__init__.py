@@ -1,1 +1,0 @@
-"""Stages that train small models and answer questions over long contexts (Attendre)."""

@@ -1,1 +1,0 @@
-"""Samples of text, translations and answers, shown with the memories behind them."""
