@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import pkgutil
+import re
 import shutil
 import subprocess
 import sys
@@ -58,6 +60,12 @@ def test_an_unknown_name_is_no_attribute() -> None:
 
 
 @pytest.mark.slow
+def test_names_on_the_pages_of_the_api_exist() -> None:
+    for page in ("api.md", "parts.md"):
+        named = re.findall(r"^::: ([\w.]+)", (ROOT / "docs" / page).read_text(), re.M)
+        assert len(named) > 20 and all(pkgutil.resolve_name(name) for name in named)
+
+
 def test_the_wheel_holds_the_configuration_and_the_command(tmp_path: Path) -> None:
     """Without a checkout, the command composes and checks an experiment, and records itself as the command trime."""
     source = tmp_path / "source"

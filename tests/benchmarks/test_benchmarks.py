@@ -96,6 +96,7 @@ MADE_SMALL: dict[str, tuple[str, dict[str, Any], int, int]] = {
     ),
     "cache": ("--layers 1 --vocabulary 50 --size 80 --decode 2 --prompt 160 --rounds 1 --policies fifo snapkv", {}, 7, 2),
     "reading": ("--layers 1 --size 80 --recall 16 --lengths 160 --threads 1 --rounds 1", {}, 5, 2),
+    "own_words": ("--folder OUT", {"own_words.DOCUMENTS": {"train": 3, "valid": 3, "test": 20}}, 3, 0),
     "counts": ("--packages omegaconf --rounds 1", {}, 1, 1),
     "startup": (
         "--tokens 40000 --scored 500 --keys 3000 --rounds 1",
