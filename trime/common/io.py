@@ -222,7 +222,7 @@ def new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.me
 
 
 def allocate(file: int, size: int) -> None:
-    """Give an open file its blocks: a disk that is full is told here by OSError, and not by a signal when they are written."""
+    """Give an open file its blocks: a full disk raises OSError here, and not by a signal when they are written."""
     if hasattr(os, "posix_fallocate"):  # not on macOS
         os.posix_fallocate(file, 0, size)
 

@@ -19,7 +19,7 @@ class Progress(tqdm):  # type: ignore[misc]
         super().__init__(iterable, mininterval=wait, delay=0 if wait == ON_TERMINAL else wait, **settings)
 
     def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
-        """Change what stands before the bar; in a file it is written with the next state."""
+        """Change the text before the bar; in a file it is written with the next state."""
         super().set_description(desc, refresh and sys.stderr.isatty())
 
     @staticmethod

@@ -106,7 +106,7 @@ def checksums(folder: Path, sizes: Mapping[str, int]) -> list[str]:
 
 
 def file_checksum(path: Path, advance: Callable[[int], object]) -> str:
-    """Return the XXH3 checksum (128 bits) of a file, in hexadecimal; ``advance`` is told the bytes that were read."""
+    """Return the XXH3 checksum (128 bits) of a file, in hexadecimal; ``advance(n)`` is called after n bytes."""
     total, buffer = xxhash.xxh3_128(), bytearray(BLOCK)
     view = memoryview(buffer)
     with open(path, "rb", buffering=0) as file:

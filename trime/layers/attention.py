@@ -44,7 +44,7 @@ class CausalAttention(nn.Module):
 
 
 def split_heads(x: Float[Tensor, "b l e"], count: int, heads: int) -> Float[Tensor, "{count} b {heads} l d"]:
-    """Return projections that stand side by side in the last axis one by one, divided into heads."""
+    """Return projections that share the last axis one by one, divided into heads."""
     return x.unflatten(-1, (count, heads, -1)).permute(2, 0, 3, 1, 4)
 
 
@@ -89,7 +89,7 @@ def hide_(logits: Float[Tensor, "b h q m"], hidden: Bool[Tensor, "b 1 q m"]) -> 
 
 
 class AttentionTrace(NamedTuple):
-    """The attention of each row's last query to a memory, averaged over heads and layers, whose entries stand side by side."""
+    """The attention of each row's last query to a memory, averaged over heads and layers, with their entries side by side."""
 
     share: Float[Tensor, "b m"]
     position: Int[Tensor, "b m"]  # -1: an empty slot

@@ -169,7 +169,7 @@ def answers_panel(
     for place, policy in enumerate(drawn):
         cells = sorted(lines[policy].items())
         errors = [[100 * abs(cell.share - end) for end in cell.interval] for _, cell in cells]
-        # Policies stand beside one another, so that intervals can be told apart.
+        # Policies are drawn beside one another, so that intervals can be told apart.
         sizes = [size * BESIDE ** (place - (len(drawn) - 1) / 2) for size, _ in cells]
         shares = [100 * cell.share for _, cell in cells]
         axis.errorbar(sizes, shares, np.array(errors).T, label=policy, lw=1.2, elinewidth=0.8, clip_on=False, **styles[policy])

@@ -145,6 +145,6 @@ def report_models(runs: list[ScoredRun], settings: DictConfig, folder: Path, com
     titles = [f"{comparison.title}:\n\n" * (len(comparisons) > 1) for comparison in comparisons]
     lines = "\n".join(title + comparison.lines for title, comparison in zip(titles, comparisons, strict=True))
     verdicts = "\n".join(comparison.verdict for comparison in comparisons)
-    # How columns are read stands on the page, and a note that several texts share is said once.
+    # The page explains the columns, and a note that several texts share is said once.
     notes = dict.fromkeys(note for comparison in comparisons for note in [*comparison.text_notes, comparison.verdicts] if note)
     print(ending(verdicts, lines, [*notes], place_of(page)))

@@ -38,7 +38,7 @@ def fitted(table: Table, titles: Collection[str]) -> str:
         cells = [line[number] for number in numbers]
         # An interval says what files add in words: that no difference is shown.
         shown.add_row(*(cell.removesuffix(" no difference shown") for cell in cells))
-    # Brackets are those of intervals, and nothing is coloured: the same lines stand in a file.
+    # Brackets are those of intervals, and nothing is coloured: the same lines go into a file.
     console = Console(file=(out := io.StringIO()), width=WIDTH, markup=False, emoji=False, highlight=False, color_system=None)
     console.print(shown)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
@@ -68,7 +68,7 @@ def run_lines(run: ScoredRun, table: Table) -> str:
     by_bleu = run.row.bleu is not None
     worth = [-(row.bleu or 0) if by_bleu else row.value if math.isfinite(row.value) else math.inf for row in rows]
     lines = [table.lines[number] for number in sorted(range(len(rows)), key=worth.__getitem__)]
-    details = ("tokens", "dev tokens", "search", "tuned on dev")  # these stand in the run's files alone
+    details = ("tokens", "dev tokens", "search", "tuned on dev")  # only the run's files have these
     return fitted(Table(table.header, lines), [title for title in table.header if title not in details])
 
 
@@ -125,7 +125,7 @@ def memory_verdict(groups: list[Group]) -> str:
     texts = [f"{PLAIN} {decimals(plain.mean('test', metric))}"]
     for (kind, group), before in zip(others, chosen, strict=False):
         measured = measured_difference(group, before)
-        # The line fits a terminal: where a memory helps at test, the interval stands in the table.
+        # The line fits a terminal: where a memory helps at test, the table has the interval.
         shown = measured is not None and not math.isnan(measured.value) and (group is chosen[-1] or not measured.significant)
         texts.append(f"{kind} {decimals(group.mean('test', metric))}" + f" ({measured})" * shown)
     labels = dict(zip(map(id, groups), group_labels(groups), strict=True))

@@ -123,7 +123,7 @@ class Answer(ShardedArtefact):
         return build(self.asked, "questions")
 
     def summary(self) -> Any:
-        """Return the results, with those of questions whose answers stand at a known depth by depth."""
+        """Return the results, with those of questions whose answers have a known depth, by depth."""
         lines = read_json_lines(self.path() / "answers.jsonl")
         return super().summary() | {"prompt_tokens": round(mean(line["tokens"] for line in lines)), "by_depth": by_depth(lines)}
 
@@ -199,14 +199,14 @@ class Answer(ShardedArtefact):
 
     @property
     def shares_texts(self) -> bool:
-        """Whether a text is read once for all questions about it: none of them stands before it, or decides what is kept."""
+        """Whether a text is read once for all questions about it: none of them comes before it, or decides what is kept."""
         return self.answering.order == "last" and self.model_settings["prefill"] != "guided"
 
     def answer(self, groups: list[list[Asked]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Return the answers to groups of questions, with whether they are right; the text of a group is read once."""
         started, lines = time.perf_counter(), []
         texts, questions = zip(*(group[0][1] for group in groups), strict=True)
-        # A guided reading is told the questions beforehand.
+        # A guided reading knows the questions beforehand.
         reading = answerer.start([*texts], questions=[*questions])
         # The text's tokens count for the first question about it, the others read only their own.
         asked = [(text, *pair, pair is group[0]) for text, group in enumerate(groups) for pair in group]

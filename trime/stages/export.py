@@ -79,7 +79,7 @@ OF_THE_RUN = (  # sections of the configuration that say how and where it was tr
 
 
 def model_card(run: ScoredRun, disclosed: list[str]) -> str:
-    """Return the model card of a run, with a warning that names the memories whose text goes along (``disclosed``)."""
+    """Return the model card of a run, with a warning that names the memories whose text is exported (``disclosed``)."""
     note, parameters = " ".join(text_notes(run)), f", of {run.parameters:,} parameters" if run.parameters else ""
     return TEMPLATE.format(
         name=run.name,
@@ -156,7 +156,7 @@ def roles_of(graph: Graph) -> Iterator[tuple[str, Artefact]]:
 
 
 def disclosed_memories(graph: Graph) -> list[str]:
-    """Return the names of the memories whose text goes along: those of the last row that are read from artefacts."""
+    """Return the names of the memories whose text is exported: those of the last row that are read from artefacts."""
     memories = graph.tune.rows()[-1].memories
     return [name for name in graph.memories.stored if name in memories]
 

@@ -207,7 +207,7 @@ class Writer:
         return [self.vocabulary.index[symbol] for symbol in symbols]
 
     def write(self, explain: bool = False, seed: int | None = None) -> Iterator[GeneratedToken]:
-        """Yield ``generate.max_new_tokens`` generated tokens, none of which is ``<unk>``; ``explain``: with entries."""
+        """Yield ``generate.max_new_tokens`` generated tokens, never ``<unk>``; ``explain``: with entries."""
         config, settings = self.graph.config, self.settings
         unknown = self.vocabulary.unknown
         excluded = (unknown,) if unknown != self.vocabulary.eos else ()  # some pretrained models have no token for it

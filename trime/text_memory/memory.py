@@ -254,7 +254,7 @@ class TextMemory:
         return new
 
     def _predicted_bytes(self, text: str, tokens: np.ndarray) -> int:
-        """Return the bytes of a text that its tokens predict: without the first one, where none stands before it."""
+        """Return the bytes of a text that its tokens predict: without the first one, where nothing comes before it."""
         first = "" if self.decoder.start else self.decoder.text_of(tokens[:1])
         # Some tokenizers begin each text with a space; a part of a character counts as all of it.
         first = first if text.startswith(first) else first.lstrip(" ")

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from numpy.lib.stride_tricks import sliding_window_view
 
-RUN = 12  # words in a row that count as copied, whatever stands between them
+RUN = 12  # words in a row that count as copied, whatever is between them
 COPIED = 0.25  # share of copied words above which a document is a near copy
 WORD = re.compile(r"\w+")
 

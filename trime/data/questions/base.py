@@ -19,7 +19,7 @@ class Example(NamedTuple):
     question: str
     context: str
     answers: tuple[str, ...]
-    depth: float | None = None  # where in the context the answer stands, from 0 to 1, if that is known
+    depth: float | None = None  # place of the answer in the context, from 0 to 1, if that is known
 
 
 @runtime_checkable
@@ -60,6 +60,6 @@ def exact_match(answer: str, example: Example) -> bool:
 
 
 def contains_answer(answer: str, example: Example) -> bool:
-    """Return True if an accepted answer stands in an answer after normalization, as whole words."""
+    """Return True if an answer contains an accepted one after normalization, as whole words."""
     words = f" {normalized(answer)} "
     return any(f" {normalized(accepted)} " in words for accepted in example.answers)

@@ -14,7 +14,7 @@ from trime.kv.eviction.lra_max import LRAMax
 from trime.kv.eviction.score_transform import ScoreTransform, Softmax
 
 FIRST, NEXT = "\n\nRepeat the previous text:\n", "\n\nRepeat the part of the previous text that starts with:"
-BEFORE = 8  # tokens before a part by which the model is told where to begin
+BEFORE = 8  # tokens before a part that tell the model where to begin
 
 
 class KVzip(LRAMax):

@@ -69,7 +69,7 @@ class EntryStore:
     def __init__(self, recall: Recall):
         self.recall = recall
         self.columns: list[Tensor] = []
-        self.described: dict[int, Float[Tensor, "b r g n d"]] = {}  # what stands for blocks and regions, by their size
+        self.described: dict[int, Float[Tensor, "b r g n d"]] = {}  # keys of blocks and regions, by their size
         self.length: Int[Tensor, " b"] | None = None  # of each row's text
 
     def __copy__(self) -> EntryStore:
@@ -85,7 +85,7 @@ class EntryStore:
 
     @property
     def described_bytes(self) -> int:
-        """The size in bytes of what stands for blocks and regions, which is where queries come from."""
+        """Bytes of the keys of blocks and regions, which are on the device of the queries."""
         return sum(keys.nbytes for keys in self.described.values())
 
     @torch.no_grad()
@@ -100,7 +100,7 @@ class EntryStore:
         if not real.any():
             return
         first, last = int(position[real].min()), int(position.max())
-        if real.all() and last - first == position.shape[1] - 1:  # rows stand together, as always without padding
+        if real.all() and last - first == position.shape[1] - 1:  # rows are aligned, as always without padding
             for column, new in zip(self.columns, entries, strict=True):
                 column[first : last + 1] = new.transpose(0, 1)
         else:
@@ -110,7 +110,7 @@ class EntryStore:
         self.describe(first, last, device)
 
     def describe(self, begin: int, end: int, device: torch.device) -> None:
-        """Compute what stands for the blocks, and the regions that have ended, of positions from ``begin`` to ``end``."""
+        """Compute the keys of the blocks, and of the regions that have ended, of positions from ``begin`` to ``end``."""
         block = self.recall.block
         for size, last in ((block, end // block + 1), (block * REGION, (end + 1) // (block * REGION))):
             first = begin // size

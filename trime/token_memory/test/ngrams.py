@@ -87,7 +87,7 @@ def next_tokens(window: Window) -> np.ndarray:
 
 
 class Followers(NamedTuple):
-    """The tokens that followed a context, and their positions; each stands for a number of ``occurrences``."""
+    """The tokens that followed a context, and their positions; each has a number of ``occurrences``."""
 
     token: np.ndarray
     place: np.ndarray

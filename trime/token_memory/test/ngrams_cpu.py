@@ -62,8 +62,8 @@ def count_followed_by(text, array, low, high, length, target, i):  # type: ignor
 
 @numba_jit()
 def followers(text, array, low, high, length):  # type: ignore[no-untyped-def]
-    """Return the distinct tokens behind the first ``length`` of the suffixes in a range, and how often each stands there."""
-    # Suffixes are sorted, so that equal followers stand together: from one to the next by doubling steps, then by halves.
+    """Return the distinct tokens behind the first ``length`` of the suffixes in a range, and how often each occurs there."""
+    # Suffixes are sorted, so that equal followers are neighbours: from one to the next by doubling steps, then by halves.
     token, count = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
     found = 0
     while low < high:
