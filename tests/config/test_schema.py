@@ -123,3 +123,11 @@ def test_parts_are_checked_by_what_they_name(override: str) -> None:
 def test_arguments_that_fit_are_accepted() -> None:
     """A whole number is a number, a text may be missing until it is needed, and other objects are not judged."""
     check_parts(plain(composed("dataset=folder_words", "mixture.model.hidden=8", "schedule.peak=1")))
+
+
+def test_imitated_bfloat16_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for fast, precision, warned in ((False, "bf16-mixed", True), (False, "32-true", False), (True, "bf16-mixed", False)):
+        caplog.clear()
+        monkeypatch.setattr(preflight, "multiplies_in_bfloat16", lambda fast=fast: fast)
+        preflight.open_graph(composed("trainer.accelerator=cpu", f"trainer.precision={precision}"))
+        assert ("imitates" in caplog.text) == warned

@@ -5,13 +5,14 @@ Types and bounds of settings are checked by the schema, arguments of parts by th
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from trime.common.cpu import prepare_cpu
+from trime.common.cpu import multiplies_in_bfloat16, prepare_cpu
 from trime.common.io import plain
 from trime.common.parts import build
 from trime.config.check import check_parts
@@ -29,6 +30,8 @@ from trime.stages.tune import given_mixture
 from trime.token_memory.train.visibility import Previous
 from trime.training.hardware import Hardware
 from trime.training.trainer import TrainerSettings
+
+log = logging.getLogger(__name__)
 
 SYMBOLS = 2**16  # of a vocabulary, to try a model
 # Arguments of Lightning's trainer that the lab gives it, and the setting that decides each.
@@ -55,8 +58,14 @@ def build_graph(config: DictConfig) -> Graph:
 def open_graph(config: DictConfig) -> Graph:
     """Return the graph of an experiment whose configuration passes all checks; UserError at the first that fails."""
     check(config)
-    if Hardware.of(config.trainer).device.type == "cpu":
+    hardware = Hardware.of(config.trainer)
+    if hardware.device.type == "cpu":
         prepare_cpu()
+        if hardware.precision.startswith("bf16") and not multiplies_in_bfloat16():
+            log.warning(
+                f"trainer.precision={hardware.precision}: this processor has no instructions for bfloat16 and imitates them, "
+                "many times slower than float32: set trainer.precision=auto"
+            )
     return build_graph(config)
 
 
