@@ -24,7 +24,7 @@ DOCUMENTS = {"train": 10_000, "valid": 200, "test": 200}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the text is written")
-    parser.add_argument("--outputs", type=Path, help="paths.outputs of runs that were trained on it")
+    parser.add_argument("--outputs", type=Path, nargs="*", default=[], help="paths.outputs of runs whose gates are read")
 
 
 def measure(options: argparse.Namespace) -> Measured:
@@ -33,7 +33,7 @@ def measure(options: argparse.Namespace) -> Measured:
     rows = [
         {"what": "at best", "window": window, "perplexity": round(least_perplexity(window), 1)} for window in (8, 16, LENGTH)
     ]
-    files = sorted(options.outputs.glob("artefacts/fit-*/metrics.csv")) if options.outputs else []
+    files = [file for place in options.outputs for file in sorted(place.glob("artefacts/fit-*/metrics.csv"))]
     return Measured([*rows, *filter(None, map(gates, files))], [])
 
 
