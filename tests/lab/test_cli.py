@@ -101,7 +101,7 @@ def test_a_documented_command_is_valid(command: str) -> None:
 
 
 def test_pages_name_stages_that_exist() -> None:
-    recipe = ROOT / "docs" / "extend" / "stage.md"  # makes one
+    recipe = ROOT / "docs" / "extend" / "workflow.md"  # makes one
     pages = [ROOT / "README.md", *({*(ROOT / "docs").rglob("*.md")} - {recipe})]
     named = [
         (page.name, name)
