@@ -27,6 +27,7 @@ Free = Annotated[T, FREE]  # a field that cannot change a result, such as a devi
 MOVED = {  # where classes are that settings of earlier versions name elsewhere
     "trime.memory.recall.": "trime.kv.recall.",
     "trime.memory.slots.": "trime.kv.",
+    "trime.memory.training.in_batch_nearest.": "trime.translation.nearest_in_batch.",  # before the room that it was in
     "trime.memory.training.": "trime.token_memory.train.",
     "trime.memory.inference.": "trime.token_memory.test.",
     "trime.memory.retrieval.": "trime.token_memory.search.",

@@ -8,6 +8,7 @@ import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +73,7 @@ def schema_entries(section: type = Settings, prefix: str = "") -> dict[str, Entr
     return entries
 
 
+@cache  # a message or a page asks for them again and again
 def groups(conf: Path = CONF) -> dict[str, dict[str, str]]:
     """Return the subject of each choice of a group: of the files in a folder of conf/, and of the rows in conf/rows."""
     found: dict[str, dict[str, str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ def rows_in(file: Path) -> Iterator[Row]:
         yield Row(group, row, text, settings)
 
 
-def all_rows() -> list[Row]:
+@cache
+def all_rows() -> tuple[Row, ...]:
     """Return the rows of all tables, and what those of a table share."""
-    return [row for file in sorted(ROWS.rglob("*.yaml")) for row in rows_in(file)]
+    return tuple(row for file in sorted(ROWS.rglob("*.yaml")) for row in rows_in(file))

@@ -136,7 +136,7 @@ class Answer(ShardedArtefact):
         texts = groupby(enumerate(examples), key=lambda one: one[1].context if self.shares_texts else one[0])
         sizes = [sum(batch) for batch in batched((len([*asked]) for _, asked in texts), size)]
         starts = [0, *accumulate(sizes)]
-        files = [folder / f"part-{start:05d}-{size}.json" for start, size in zip(starts, sizes, strict=False)]
+        files = [folder / f"part-{start:05d}-{count}.json" for start, count in zip(starts, sizes, strict=False)]
         model, prompts = cache(self.model), cache(self.prompts)
 
         def make(number: int, advance: Advance) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,8 @@ class Translate(ShardedArtefact):
         """
         count = len(self.references)
         edges = [*range(0, count, self.search.batch_size), count]
-        return [(row, low, high) for row in self.numbers() for low, high in pairwise(edges)]
-
-    def numbers(self) -> list[int]:
-        """Return the numbers of the rows that translate."""
-        return [*range(len(self.tune.rows()))][self.first : self.last]
+        rows = [*range(len(self.tune.rows()))][self.first : self.last]
+        return [(row, low, high) for row in rows for low, high in pairwise(edges)]
 
     def work(self, folder: Path) -> Work:
         """Return the work on the translations of each batch."""
@@ -92,11 +89,11 @@ class Translate(ShardedArtefact):
         return Work(files, [high - low for _, low, high in batches], make)
 
     def build(self, folder: Path) -> None:
-        work, results = self.work(folder), []
+        work, references, results = self.work(folder), self.references, []
         self.make_shards(work, folder, f"translate {self.encoded.split}", "sentence")
-        for number in self.numbers():
-            files = [file for (row, _, _), file in zip(self.batches(), work.files, strict=True) if row == number]
-            contents, usage = [json.loads(file.read_text(encoding="utf-8")) for file in files], Usage()
+        batches = zip(self.batches(), work.files, strict=True)
+        for number, of_row in groupby(batches, key=lambda batch: batch[0][0]):
+            contents, usage = [json.loads(file.read_text(encoding="utf-8")) for _, file in of_row], Usage()
             for content in contents:
                 usage.add(content)
             texts = [text for content in contents for text in content["texts"]]
@@ -104,7 +101,7 @@ class Translate(ShardedArtefact):
             write_atomically(folder / f"row-{number}.jsonl", lines)
             # Of this row alone: its batches are timed apart from those of other rows.
             rate = round(len(texts) / usage.seconds, 1)
-            results.append(score_translations(texts, self.references) | {"sentences_per_second": rate})
+            results.append(score_translations(texts, references) | {"sentences_per_second": rate})
         write_json(folder / "bleu.json", {"rows": results})
 
     def translator(self, number: int) -> Translator:
