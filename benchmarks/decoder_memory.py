@@ -36,6 +36,7 @@ from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
 from trime.text_memory.decoder import Decoder, WindowOutput
 from trime.text_memory.experts import TEMPERATURES, Experts
+from trime.text_memory.held_out import HeldOut, from_files
 from trime.text_memory.memory import FOLDS, NOISE, WEIGHTS, TextMemory
 from trime.text_memory.processor import mixed
 from trime.text_memory.segment import Content, Document
@@ -189,12 +190,8 @@ def rows_beside(
     beside: str, memory: TextMemory, folder: Path, experts: Experts, skipped: str | None = None
 ) -> list[dict[str, Any]]:
     """Return a row for each set of memories: weights are fitted to one part, for this decoder, and another is scored."""
-    texts = [memory._held_out(folder / "texts" / part, "text") for part in ("held_out", "test")]
-    parts = [memory._read_all(each, experts) for each in texts]
-    held_out, test = (
-        Scored(concat_masses([each.masses for each in part]), torch.cat([each.features for each in part])) for part in parts
-    )
-    size = sum(len(text.content.encode()) for text in texts[1])
+    held_out, test = (together(memory._read_all(texts_of(memory, folder, part))) for part in ("held_out", "test"))
+    size = sum(len(text.content.encode()) for text in texts_of(memory, folder, "test"))
     alone = test.masses.log_probability[:, 0]
     part = resampled_parts(test.masses.document, PART)
     sizes = np.bincount(part).tolist()
@@ -207,6 +204,16 @@ def rows_beside(
         row |= {"bits per byte": round(float(losses.double().sum()) / math.log(2) / size, 4)}
         rows.append(row | {"nats of parts": np.bincount(part, losses.double().numpy()).tolist(), "size": sizes})
     return rows
+
+
+def texts_of(memory: TextMemory, folder: Path, part: str) -> list[HeldOut]:
+    """Return the texts of a part that ``cut`` wrote."""
+    return from_files(folder / "texts" / part, "text", memory.store, memory.decoder, memory._experts())
+
+
+def together(texts: list[Scored]) -> Scored:
+    """Return texts, each with numbers of its own, as one."""
+    return Scored(concat_masses([each.masses for each in texts]), torch.cat([each.features for each in texts]))
 
 
 def with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -378,7 +378,6 @@ def test_misuse_is_one_line(fitted: TextMemory, model: Any, tokenizer: Any, text
         ("open it with trime.TextMemory", lambda: trime.load(fitted.folder)),
         ("another knn", lambda: TextMemory(model, tokenizer, fitted.folder, knn=False)),
         ("is empty", lambda: empty.fit(texts / "held_out")),
-        ("no weights yet", lambda: empty.processor() if empty.add(texts / "stored") else None),
         ("not in the memory", lambda: fitted.fit(texts / "stored")),
         ("no text memory", lambda: TextMemory(model, tokenizer, tmp_path / "taken")),
         ("no text in .*nothing", lambda: fitted.fit([tmp_path / "nothing"])),

@@ -109,6 +109,12 @@ class Decoder:
         calls.last, calls.since = None, 0
         return last, since
 
+    def finite(self, context: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Return contexts; UserError where they overflowed."""
+        if not context.isfinite().all():
+            raise UserError(f"the model's contexts hold NaN or infinity in {self.model.dtype}: load it in bfloat16 or float32")
+        return context
+
     def check_mode(self) -> None:
         """Raise UserError if the model drops units out."""
         if self.model.training:
@@ -175,9 +181,7 @@ class Decoder:
             scores = self.model(input_ids=tokens[None].to(device_of(self.model)), use_cache=False).logits
         last, _ = self.take_last()
         assert last is not None
-        context = last[0, -scored:].float()
-        if not context.isfinite().all():
-            raise UserError(f"the model's contexts hold NaN or infinity in {self.model.dtype}: load it in bfloat16 or float32")
+        context = self.finite(last[0, -scored:].float())
         if not logits:
             yield WindowOutput(context, None)
             return

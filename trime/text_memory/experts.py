@@ -17,7 +17,7 @@ from trime.common.types import Float, Int, LogMass, Tensor
 from trime.scoring.mixtures.experts import ExpertMasses
 from trime.text_memory.index import steady_topk
 from trime.text_memory.segment import Segment, Source
-from trime.token_memory.test.ngrams import places_of_contexts
+from trime.token_memory.test.ngrams import SuffixArray, places_of_contexts
 from trime.token_memory.test.ngrams_cpu import counts_in_document, counts_in_text, followers
 from trime.token_memory.train.objective.blockwise_cpu import entry_masses
 
@@ -26,6 +26,7 @@ TEXT_ORDERS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], np.int64)  # context leng
 DOCUMENT_ORDERS = np.array([1, 2, 3, 4, 6, 8, 12], np.int64)
 TEMPERATURES = [0.02, 0.04, 0.08, 0.16]  # of cosines
 NEAREST = 64  # neighbours of each context
+RUN = 8  # tokens of a copied run, at least
 
 
 class Candidates(NamedTuple):
@@ -44,12 +45,23 @@ class Neighbours(NamedTuple):
     segment: Int[Tensor, "n k"]
     place: Int[Tensor, "n k"]
 
+    def of_row(self, row: int) -> Neighbours:
+        return Neighbours(*(column[row : row + 1] for column in self))
+
+
+class Hidden(NamedTuple):
+    """Stored tokens that are left out: from one place to before another of a segment, whose n-grams ``array`` holds."""
+
+    segment: int
+    places: tuple[int, int]
+    array: SuffixArray
+
 
 class Experts:
-    """The experts over some segments; ``memories`` are the names of those that take part, in order."""
+    """The experts over some segments, but for what is ``hidden``; ``memories``: the names of those that take part, in order."""
 
-    def __init__(self, segments: list[Segment], memories: tuple[str, ...]):
-        self.segments, self.memories = segments, memories
+    def __init__(self, segments: list[Segment], memories: tuple[str, ...], hidden: Hidden | None = None):
+        self.segments, self.memories, self.hidden = segments, memories, hidden
         sizes = {TEXT: len(TEXT_ORDERS), DOCUMENT: len(DOCUMENT_ORDERS), NEIGHBOURS: len(TEMPERATURES)}
         self.sizes = {name: sizes[name] for name in memories}
 
@@ -82,30 +94,34 @@ class Experts:
     def text_counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Count how often the target follows each order's context in the stored texts, and how often any token does [e n]."""
         sums = np.zeros((2, len(TEXT_ORDERS), len(tokens) - 1), np.int64)
-        for segment in self.segments:
-            counts, array = np.zeros_like(sums), segment.array
+        arrays = [(segment.array, 1) for segment in self.segments] + ([(self.hidden.array, -1)] if self.hidden else [])
+        for array, sign in arrays:
+            counts = np.zeros_like(sums)
             counts_in_text(array.text, array.suffixes, array.starts, tokens, 1, tokens[1:], TEXT_ORDERS, *counts)
-            sums += counts
+            sums += sign * counts
         return sums[0], sums[1]
 
     def nearest(self, query: Float[Tensor, "n d"]) -> Neighbours:
         """Return the nearest neighbours over all segments."""
         found = []
         for number, segment in enumerate(self.segments):
-            score, place = segment.index.nearest(query, NEAREST)
+            hidden = self.hidden.places if self.hidden and self.hidden.segment == number else (0, 0)
+            score, place = segment.index.nearest(query, NEAREST, hidden)
             token = torch.from_numpy(segment.token(place.numpy())).long()
             found.append(Neighbours(score, token, torch.full_like(place, number), place))
         together = Neighbours(*(torch.cat(column, 1) for column in zip(*found, strict=True)))
         best = steady_topk(together.similarity, NEAREST)
         return Neighbours(*(column.gather(1, best) for column in together))
 
-    def next_token(self, tokens: np.ndarray, query: Float[Tensor, "1 d"]) -> tuple[Float[Tensor, "1 e"], Candidates]:
-        """Return the experts' log-masses after a text, and the tokens that they propose."""
+    def next_token(
+        self, tokens: np.ndarray, query: Float[Tensor, "1 d"], found: Neighbours | None = None
+    ) -> tuple[Float[Tensor, "1 e"], Candidates]:
+        """Return the experts' log-masses after a text, and the tokens that they propose; ``found``: the query's neighbours."""
         totals, expert, token, probability = [query.new_zeros(1, 1)], [], [], []
         first = 1
         for name in self.memories:
             if name == NEIGHBOURS:
-                found = self.nearest(query)
+                found = found or self.nearest(query)
                 scores = found.similarity / query.new_tensor(TEMPERATURES)[:, None]
                 total = scores.logsumexp(1)
                 shares = (scores - total.nan_to_num(neginf=0)[:, None]).exp().numpy()
@@ -151,11 +167,43 @@ class Experts:
                 result[NEIGHBOURS, number, place] = NEIGHBOURS, number, self.segments[number].source(place)
         return [*result.values()]
 
+    def runs(self, tokens: np.ndarray, first: int) -> list[tuple[int, int, Source]]:
+        """Return the runs of a text that are stored word for word: the first token, how many there are, and their source.
+
+        They are found from token ``first`` on, each as long as it can be, and have at least 8 tokens.
+        """
+        found, at = list[tuple[int, int, Source]](), first
+        while at + RUN <= len(tokens):
+            lengths = [longest_run(segment, tokens[at:]) for segment in self.segments]
+            length = max(lengths)
+            if length:
+                segment = self.segments[lengths.index(length)]
+                found.append((at, length, segment.source(int(segment.find(tokens[at : at + length], 1)[0]))))
+            at += length or 1
+        return found
+
+
+def longest_run(segment: Segment, tokens: np.ndarray) -> int:
+    """Return how many of the first of some tokens, at least 8, a segment has in this order; 0 where it has fewer."""
+    low, high = 0, RUN  # so many occur, so many may not
+    while high <= len(tokens) and np.subtract(*segment.array.range_of(tokens[:high])):
+        low, high = high, 2 * high
+    high = min(high, len(tokens) + 1)
+    while low and low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if np.subtract(*segment.array.range_of(tokens[:middle])) else (low, middle)
+    return low
+
 
 def followers_of(segment: Segment, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens that follow some others in a segment, and how often."""
+    return followers_of_range(segment, *segment.array.range_of(tokens), len(tokens))
+
+
+def followers_of_range(segment: Segment, low: int, high: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens behind the first ``length`` of some suffixes of a segment, and how often."""
     array = segment.array
-    token, count = followers(array.text, array.suffixes, *array.range_of(tokens), len(tokens))
+    token, count = followers(array.text, array.suffixes, low, high, length)
     inside = token < len(array.starts) - 2  # nothing follows the end of a document
     return token[inside], count[inside]
 

@@ -39,7 +39,6 @@ class KeyIndex:
                 self.index = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC)
             except RuntimeError:
                 raise UserError(f"{folder / INDEX} is damaged: delete the memory's folder, and add its texts again") from None
-            faiss.extract_index_ivf(self.index).nprobe = VISITED
         else:
             self.exact = torch.from_numpy(np.array(key)).float()
 
@@ -64,14 +63,24 @@ class KeyIndex:
             index.add_with_ids(key[some].astype(np.float32), some)
         faiss.write_index(index, str(folder / INDEX))
 
-    def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Return the similarities of the nearest keys, and their places; -inf and 0 where there are fewer."""
+    def nearest(
+        self, query: Float[Tensor, "n d"], k: int, hidden: tuple[int, int] = (0, 0)
+    ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        """Return the similarities of the nearest keys, and their places; -inf and 0 where there are fewer.
+
+        Keys from the first of ``hidden`` to before the last are left out.
+        """
         if self.index is None:
             score = query @ self.exact.T
             score[:, torch.from_numpy(self.first)] = -torch.inf
+            score[:, slice(*hidden)] = -torch.inf
             place = steady_topk(score, k)
             return score.gather(1, place), place
-        score, place = (torch.from_numpy(array) for array in self.index.search(query.numpy(), k))
+        import faiss
+
+        seen = faiss.IDSelectorNot(faiss.IDSelectorRange(*hidden)) if hidden[1] else None
+        settings = faiss.SearchParametersIVF(sel=seen, nprobe=VISITED)  # type: ignore[call-arg]
+        score, place = (torch.from_numpy(array) for array in self.index.search(query.numpy(), k, params=settings))
         return score.masked_fill(place < 0, -torch.inf), place.clamp(min=0)
 
 

@@ -8,32 +8,33 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 
 from trime.common.checks import check_in_vocabulary, check_number, short_repr
 from trime.common.io import read_tensors, write_tensors
 from trime.common.pretrained import device_of
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
-from trime.data.datasets.files import Text
-from trime.data.notes import COPIED
-from trime.data.texts import path_list, read_files, read_texts
+from trime.data.texts import path_list, read_files
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses, folds
 from trime.text_memory.decoder import PROBE, Decoder, as_stored
-from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, TEXT_ORDERS, Experts
+from trime.text_memory.drafting import Drafting
+from trime.text_memory.drafts import Drafts, Pace
+from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, Experts
+from trime.text_memory.held_out import HeldOut, checksum_of_text, from_files, from_stored, near_copies, predicted_bytes
 from trime.text_memory.page import write_page
 from trime.text_memory.processor import (
     AfterPrompt,
     ExplainedToken,
     MemoryProcessor,
+    Run,
     StopAfterPrompt,
     StreamAfterPrompt,
     confidence,
@@ -49,6 +50,8 @@ from trime.text_memory.worth import MemoryEvaluation, Scored
 log = logging.getLogger(__name__)
 
 WEIGHTS, SCALE = "weights.safetensors", "scale.safetensors"
+# Weights before any fit, by ``python -m benchmarks default_weights``.
+DEFAULT, DEFAULT_NGRAMS = (Path(__file__).with_name(f"weights-{name}.safetensors") for name in ("all", "ngrams"))
 FOLDS = 8
 MEND = "delete it, and fit the memory again"
 NOISE = 0.02  # nats: a feature that varies less, as of an untrained model, holds rounding errors
@@ -74,6 +77,7 @@ class TextMemory:
         identity = self.decoder.identity() | {"knn": knn, "contexts": f"{window} after {overlap}" if knn else None}
         self.store = TextStore(self.folder, identity, self.decoder.vocabulary)
         self.memories = (TEXT, DOCUMENT, NEIGHBOURS) if knn else (TEXT, DOCUMENT)
+        self._pace = Pace()
 
     def __len__(self) -> int:
         """Return the number of stored tokens."""
@@ -168,28 +172,37 @@ class TextMemory:
             raise UserError(f"{self.folder} is empty: add texts to it first")
         return Experts(segments, self.memories)
 
-    def _read(self, tokens: np.ndarray, experts: Experts) -> Scored:
+    def _read(self, text: HeldOut) -> Scored:
         """Return the predictions of model and memories for each token of a text but the first."""
-        masses, features = [], []
+        tokens = text.tokens
+        columns, features = [], []
         first = 1
         for context, log_probability in self.decoder.read(torch.from_numpy(tokens), logits=True):
             assert log_probability is not None
             target = torch.from_numpy(tokens[first : first + len(context)]).to(log_probability.device)
-            masses.append((self._scaled(context), log_probability.gather(1, target[:, None])[:, 0].cpu()))
+            columns.append((self._scaled(context), log_probability.gather(1, target[:, None])[:, 0].cpu()))
             features.append(confidence(log_probability).cpu())
             first += len(context)
-        query, of_target = (torch.cat(column) for column in zip(*masses, strict=True))
-        return Scored(experts.masses(tokens, query, of_target), torch.cat(features))
+        query, of_target = (torch.cat(column) for column in zip(*columns, strict=True))
+        masses = text.experts.masses(tokens, query, of_target)
+        return Scored(masses, torch.cat(features), predicted_bytes(text, self.decoder))
 
     @torch.inference_mode(False)
-    def fit(self, paths: str | Path | Iterable[str | Path], field: str = "text", seed: int = 0) -> MemoryEvaluation:
+    def fit(
+        self, paths: str | Path | Iterable[str | Path] | None = None, field: str = "text", seed: int = 0
+    ) -> MemoryEvaluation:
         """Fit the weights to held-out texts, and return what the memories are worth there (cross-fitted).
 
-        UserError where the texts are too few, or are those of the memory.
+        Without ``paths``, to some of the stored documents, each read as if the memory held all but that one. UserError where
+        the texts are too few, or are those of the memory.
         """
         check_number("seed", seed, whole=True)
-        experts, texts = self._experts(), self._held_out(paths, field)
-        scored = self._read_all(texts, experts)
+        experts = self._experts()
+        if paths is None:
+            texts = from_stored(self.decoder, experts, seed)
+        else:
+            texts = from_files(paths, field, self.store, self.decoder, experts)
+        scored = self._read_all(texts)
         masses, features = concat_masses([each.masses for each in scored]), torch.cat([each.features for each in scored])
         fold = folds(masses.document, FOLDS, seed)
         mixture = Adaptive(TEMPERATURES, history=[], least_deviation=NOISE)
@@ -202,21 +215,20 @@ class TextMemory:
                 loss[name] = -Adaptive(TEMPERATURES, history=[], least_deviation=NOISE).fit(
                     without, fold, counts, seed, features
                 )
-        return MemoryEvaluation.of(texts, sum(each.bytes for each in scored), masses, loss, self._near_copies(texts, scored))
+        predicted = sum(each.bytes for each in scored)
+        return MemoryEvaluation.of(len(texts), predicted, masses, loss, near_copies(texts, scored))
 
     def evaluate(self, paths: str | Path | Iterable[str | Path], field: str = "text") -> MemoryEvaluation:
         """Measure the memories on other texts, with the weights that were fitted."""
-        experts, mixture, texts = self._experts(), self._mixture(), self._held_out(paths, field)
-        scored = self._read_all(texts, experts)
-        losses = torch.cat([-mixed(mixture, each) for each in scored])
-        masses = concat_masses([each.masses for each in scored])
-        return MemoryEvaluation.of(
-            texts, sum(each.bytes for each in scored), masses, {"all": losses}, self._near_copies(texts, scored)
-        )
+        mixture, texts = self._mixture(), from_files(paths, field, self.store, self.decoder, self._experts())
+        scored = self._read_all(texts)
+        loss = {"all": torch.cat([-mixed(mixture, each) for each in scored])}
+        masses, predicted = concat_masses([each.masses for each in scored]), sum(each.bytes for each in scored)
+        return MemoryEvaluation.of(len(texts), predicted, masses, loss, near_copies(texts, scored))
 
     def score(self, text: str) -> Float[Tensor, " n"]:
         """Return the log-probability in nats of each token of a text after the ones before it; the first has none."""
-        return mixed(self._mixture(), self._read(self._tokens_of(text), self._experts()))
+        return mixed(self._mixture(), self._read(HeldOut("", text, self._tokens_of(text), self._experts())))
 
     def _tokens_of(self, text: str) -> np.ndarray:
         """Return the tokens of a text; UserError where there are fewer than two."""
@@ -225,52 +237,20 @@ class TextMemory:
             raise UserError(f"a text of {len(tokens)} tokens has nothing to predict: pass at least two")
         return tokens
 
-    def _read_all(self, texts: list[Text], experts: Experts) -> list[Scored]:
+    def _read_all(self, texts: list[HeldOut]) -> list[Scored]:
         """Read texts with a progress bar, each as a document of its own."""
         scored = []
         for number, text in enumerate(Progress(texts, unit="text", desc="read")):
-            tokens = self._tokens_of(text.content)
-            read = self._read(tokens, experts)
-            masses = read.masses._replace(document=read.masses.document + number)
-            scored.append(read._replace(masses=masses, bytes=self._predicted_bytes(text.content, tokens)))
+            read = self._read(text)
+            scored.append(read._replace(masses=read.masses._replace(document=read.masses.document + number)))
         return scored
 
-    def _held_out(self, paths: str | Path | Iterable[str | Path], field: str) -> list[Text]:
-        """Return the texts that are not in the memory, and name those that are; UserError where none is left."""
-        stored, paths = {*self.store.documents().values()}, path_list(paths)
-        texts = [*read_texts(paths, field)]
-        if not texts:
-            raise UserError(f"there is no text in {', '.join(map(str, paths))}: name files or folders that hold some")
-        new = [text for text in texts if checksum_of_text(text) not in stored]
-        if len(new) < len(texts):
-            log.warning("left out: %d of %d texts, which are in the memory", len(texts) - len(new), len(texts))
-        distinct = [*{checksum_of_text(text): text for text in reversed(new)}.values()][::-1]
-        if len(distinct) < len(new):  # twice the same text is no more evidence
-            log.warning("left out: %d of %d texts, which are copies of others", len(new) - len(distinct), len(new))
-        new = distinct
-        new = [text for text in new if len(self.decoder.encode(text.content)) > 1]
-        if not new:
-            raise UserError("there is no text to score: name files that are not in the memory")
-        return new
-
-    def _predicted_bytes(self, text: str, tokens: np.ndarray) -> int:
-        """Return the bytes of a text that its tokens predict: without the first one, where nothing comes before it."""
-        first = "" if self.decoder.start else self.decoder.text_of(tokens[:1])
-        # Some tokenizers begin each text with a space; a part of a character counts as all of it.
-        first = first if text.startswith(first) else first.lstrip(" ")
-        return len(text.encode()) - len((first if text.startswith(first) else text[:1]).encode())
-
-    def _near_copies(self, texts: list[Text], scored: list[Scored]) -> list[str]:
-        """Return the names of texts of which most is in the memory word for word."""
-        longest = len(TEXT_ORDERS)  # the last expert of the first memory, after the model
-        shares = [float(each.masses.target[:, longest].isfinite().float().mean()) for each in scored]
-        return [text.name for text, share in zip(texts, shares, strict=True) if share > COPIED]
-
     def _mixture(self) -> Adaptive:
-        """Return the fitted mixture; UserError before ``fit``, or where it was fitted with other memories."""
+        """Return the fitted mixture, or one that comes with this package; UserError where it was fitted with other memories."""
         file = self.folder / WEIGHTS
         if not file.exists():
-            raise UserError(f"{self.folder} has no weights yet: call fit with texts that are not in the memory")
+            say_default(str(self.folder))
+            file = DEFAULT if self.knn else DEFAULT_NGRAMS
         state, note = read_tensors(file, MEND)
         if note["memories"] != [*self.memories]:
             raise UserError(f"{file} has weights of other memories than {', '.join(self.memories)}: fit them again")
@@ -279,17 +259,33 @@ class TextMemory:
         return mixture
 
     def processor(self, healed: list[str] | None = None) -> MemoryProcessor:
-        """Return a logits processor for ``generate`` of this memory's model; UserError before ``fit``."""
+        """Return a logits processor for ``generate`` of this memory's model."""
         return MemoryProcessor(self.decoder, self._scaled, self._experts(), self._mixture(), healed)
 
-    def generate(self, prompt: Any, max_new_tokens: int = 64, **settings: Any) -> Any:
+    def drafting(self, mix: bool = True, expect: str | None = None, streamer: Any = None) -> Drafting:
+        """Return what ``generate`` of this memory's model takes as ``custom_generate``: it writes the same text in fewer calls.
+
+        ``mix=False``: the model's own text, without the memories; ``expect``: a text that is likely to be written. transformers
+        hands no ``streamer`` on: pass it here too.
+        """
+        return self._drafting(self.processor() if mix else None, expect, streamer)
+
+    def _drafting(self, processor: MemoryProcessor | None, expect: str | None, streamer: Any) -> Drafting:
+        experts = processor.experts if processor else self._experts()
+        expected = None if expect is None else np.array(self.decoder.inside(as_stored(expect)), np.int64)
+        return Drafting(self.decoder, Drafts(experts, self._pace, expected), processor, streamer)
+
+    def generate(
+        self, prompt: Any, max_new_tokens: int = 64, mix: bool = True, expect: str | None = None, **settings: Any
+    ) -> Any:
         """Continue a prompt, or each of several, and return the text; ``settings`` are those of the model's ``generate``.
 
         A prompt is a text, a chat (messages with role and content, as the tokenizer's template takes them), or token numbers.
         The last word of a text, or the blanks at its end, are written again with what follows: a token of the stored texts may
-        begin there and end later. Processors, ``stop_strings`` and a ``streamer`` see it as given.
+        begin there and end later. Processors, ``stop_strings`` and a ``streamer`` see it as given. A single prompt is continued
+        with drafts, as ``drafting`` has it. ``mix=False``: the model continues by itself, and the memory only drafts.
         """
-        prompts, is_one = prompts_of(prompt, self.decoder)
+        prompts, is_one = prompts_of(prompt, self.decoder, heal=mix)
         check_number("max_new_tokens", max_new_tokens, at_least=1, whole=True)
         if own := sorted(REFUSED & {*settings}):
             raise UserError(
@@ -298,10 +294,12 @@ class TextMemory:
         # They are written again, some in more tokens than others.
         again = [len(self.decoder.inside(each.end)) if each.end else 0 for each in prompts]
         room = [max_new_tokens + count for count in again]
-        tokenizer, processor = self.decoder.tokenizer, self.processor([each.end for each in prompts])
+        tokenizer, processor = self.decoder.tokenizer, self.processor([each.end for each in prompts]) if mix else None
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         tokens, mask = (each.to(device_of(self.decoder.model)) for each in padded(prompts, padding or 0))
-        others = [AfterPrompt(each, processor) for each in settings.pop("logits_processor", None) or []]
+        processors = [*(settings.pop("logits_processor", None) or [])]
+        if processor is not None:
+            processors = [*(AfterPrompt(each, processor) for each in processors), processor]
         settings = {"pad_token_id": padding, "do_sample": False, **settings}
         if settings.get("min_new_tokens"):
             settings["min_new_tokens"] += min(again)
@@ -311,11 +309,12 @@ class TextMemory:
             settings["stopping_criteria"] = [*(settings.get("stopping_criteria") or []), criterion]
         if settings.get("streamer"):
             settings["streamer"] = StreamAfterPrompt(settings["streamer"], prompts[0], self.decoder)
+        settings.setdefault("custom_generate", self._drafting(processor, expect, settings.get("streamer")))
         with self.decoder.with_scores():
             output = self.decoder.model.generate(
                 tokens,
                 attention_mask=mask,
-                logits_processor=[*others, processor],
+                logits_processor=processors,
                 max_new_tokens=max(room),
                 **settings,
             )
@@ -400,6 +399,8 @@ class TextMemory:
     def explain(self, output: Any, first: int = 1, sources: int = 3) -> list[list[ExplainedToken]]:
         """Return for each row of tokens, such as ``generate`` returns, where each came from; from number ``first`` on.
 
+        Tokens of a run that is stored word for word name that run: its length, and the file and line of its beginning.
+
         ``output``: token numbers [l] or [b l]; UserError for anything else.
         """
         experts, mixture = self._experts(), self._mixture()
@@ -438,12 +439,22 @@ class TextMemory:
                     ExplainedToken(token, self.decoder.text_of([token]), sum(parts.values()), parts, shown[: 2 * limit])
                 )
             place += len(context)
+        for begin, count, source in experts.runs(tokens, first):
+            run, own = Run(count, source), slice(begin - first, begin - first + count)
+            explained[own] = [token._replace(run=run) for token in explained[own]]
         return explained
 
     def _surroundings(self, experts: Experts, segment: int, source: Source) -> str:
         """Return the text around a source, tokens on both sides."""
         around = experts.segments[segment].around(source.place, SHOWN)
         return str(self.decoder.tokenizer.decode(around.tolist()))
+
+
+@cache
+def say_default(folder: str) -> None:
+    log.warning(
+        "%s uses weights that were fitted on other texts and models: fit() makes better ones of the stored texts", folder
+    )
 
 
 def searched(text: str) -> bytes:
@@ -468,7 +479,3 @@ def file_of(name: str) -> str:
     """Return the file of a document, of which it may be a row."""
     row = ROW.fullmatch(name)
     return row[1] if row else name
-
-
-def checksum_of_text(text: Text) -> str:
-    return xxhash.xxh3_64_hexdigest(text.content.encode())

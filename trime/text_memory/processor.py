@@ -13,7 +13,7 @@ from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import log_mixture
 from trime.text_memory.decoder import ANCHOR, Decoder
-from trime.text_memory.experts import Candidates, Experts
+from trime.text_memory.experts import Candidates, Experts, Neighbours
 from trime.text_memory.prompts import Prompt
 from trime.text_memory.segment import Source
 from trime.text_memory.worth import Scored
@@ -29,14 +29,25 @@ class Prediction(NamedTuple):
     candidates: Candidates
 
 
+class Run(NamedTuple):
+    """Tokens in a row that are stored word for word: how many, and the place of the first."""
+
+    tokens: int
+    source: Source
+
+
 class ExplainedToken(NamedTuple):
-    """A token of a text: its probability, the parts of it by memory, and where the memories have it from."""
+    """A token of a text: its probability, the parts of it by memory, and where the memories have it from.
+
+    ``run``: the run of at least 8 stored tokens that it is in, the same object for all of them.
+    """
 
     token: int
     text: str
     probability: float
     parts: dict[str, float]  # of the model and of each memory; they sum to the probability
     sources: list[tuple[str, Source, str]]  # memory, place, and the text there
+    run: Run | None = None
 
 
 def confidence(log_probability: Float[Tensor, "n v"]) -> Float[Tensor, "n 2"]:
@@ -52,10 +63,15 @@ def mixed(mixture: Adaptive, scored: Scored) -> Float[Tensor, " n"]:
 
 @torch.no_grad()
 def predict(
-    experts: Experts, mixture: Adaptive, tokens: np.ndarray, query: Float[Tensor, "1 d"], log_probability: Float[Tensor, "1 v"]
+    experts: Experts,
+    mixture: Adaptive,
+    tokens: np.ndarray,
+    query: Float[Tensor, "1 d"],
+    log_probability: Float[Tensor, "1 v"],
+    found: Neighbours | None = None,
 ) -> Prediction:
-    """Return the distribution of the next token after a text."""
-    total, candidates = experts.next_token(tokens, query)
+    """Return the distribution of the next token after a text; ``found``: the query's neighbours, where they are known."""
+    total, candidates = experts.next_token(tokens, query, found)
     weight = mixture.log_weights(total, confidence(log_probability).cpu())[0].double().exp().numpy()
     shares = torch.from_numpy(weight[candidates.expert] * candidates.probability).to(log_probability)
     probability = weight[0] * log_probability[0].exp()
@@ -73,6 +89,14 @@ def parts_of(experts: Experts, predicted: Prediction, token: int, log_probabilit
         parts[name] = float((weight[candidates.expert[chosen]] * candidates.probability[chosen]).sum())
         first += size
     return parts
+
+
+class Place(NamedTuple):
+    """A place of each row: what neighbours are searched by, those found, if they are known, and the model's own logits."""
+
+    query: Float[Tensor, "b d"]
+    found: Neighbours | None
+    own: Float[Tensor, "b v"] | None
 
 
 class MemoryProcessor:
@@ -93,21 +117,23 @@ class MemoryProcessor:
     ):
         self.decoder, self.scaled, self.experts, self.mixture = decoder, scaled, experts, mixture
         self.healed, self.begin = healed, 0
+        self.place: Place | None = None  # of a draft; None: the context that the output layer has just read counts
         self.continued: Int[Tensor, "b l"] | None = None  # the rows that were last continued
 
     @torch.no_grad()
     def __call__(self, input_ids: Int[Tensor, "b l"], scores: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
-        queries, rests = self.scaled(self.last_contexts(input_ids)), self.rests(input_ids)
+        queries, found, own = self.place or Place(self.scaled(self.last_contexts(input_ids)), None, self.decoder.calls.scores)
+        rests = self.rests(input_ids)
         if any(rests):
             is_given = torch.tensor([bool(rest) for rest in rests], device=scores.device)
-            own = self.decoder.calls.scores
             assert own is not None
             scores = torch.where(is_given[:, None], own.to(scores), scores)
         log_probability = scores.float().log_softmax(-1)
         rows = []
         for row, tokens in enumerate(input_ids.cpu().numpy().astype(np.int64)):
             before = self.decoder.without_padding(tokens)
-            rows.append(predict(self.experts, self.mixture, before, queries[row : row + 1], log_probability[row : row + 1]))
+            query, own_row = queries[row : row + 1], log_probability[row : row + 1]
+            rows.append(predict(self.experts, self.mixture, before, query, own_row, found))
         result = torch.stack([each.log_probability for each in rows]).masked_fill(scores == -torch.inf, -torch.inf)
         for row, rest in enumerate(rests):
             if rest and (allowed := self.begins(rest)):
@@ -127,10 +153,7 @@ class MemoryProcessor:
             )
         if last is None or len(last) != len(input_ids):
             raise UserError("the memory's own model must generate, one token at a time: by sampling, greedily or with beams")
-        context = last[:, -1].float()
-        if not context.isfinite().all():
-            raise UserError(f"the model's contexts hold NaN or infinity in {last.dtype}: load it in bfloat16 or float32")
-        return context
+        return self.decoder.finite(last[:, -1].float())
 
     def rests(self, input_ids: Int[Tensor, "b l"]) -> list[str]:
         """Return for each row what is left of the text that its continuation must begin with."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,39 +27,41 @@ class Prompt(NamedTuple):
     end: str = ""
 
 
-def prompts_of(given: Any, decoder: Decoder) -> tuple[list[Prompt], bool]:
+def prompts_of(given: Any, decoder: Decoder, heal: bool = True) -> tuple[list[Prompt], bool]:
     """Return the prompts, and whether one alone was given; UserError where it is none of the following.
+
+    Without ``heal`` a text is given as a whole, and nothing of it is written again.
 
     A text, a chat (messages with role and content), or token numbers [l]; or a list of several of a kind, or numbers [b l].
     """
     if isinstance(given, torch.Tensor | np.ndarray):
         given = given.tolist()
-    if read := reader_of(given):
+    if read := reader_of(given, heal):
         return [read(given, decoder)], True
-    readers = [reader_of(each) for each in given] if isinstance(given, list | tuple) else []
+    readers = [reader_of(each, heal) for each in given] if isinstance(given, list | tuple) else []
     if not readers or None in readers:
         raise UserError(f"prompt={short_repr(given)}: pass a text, messages with role and content, token numbers, or a list")
     return [read(each, decoder) for read, each in zip(readers, given, strict=True) if read], False
 
 
-def reader_of(given: Any) -> Callable[[Any, Decoder], Prompt] | None:
+def reader_of(given: Any, heal: bool) -> Callable[[Any, Decoder], Prompt] | None:
     """Return the reader of a single prompt of this kind; None where it is none."""
     if isinstance(given, str):
-        return of_text
+        return partial(of_text, heal=heal)
     parts = given if isinstance(given, list | tuple) and given else [None]
     if all(isinstance(part, dict) for part in parts):
         return of_chat
     return of_tokens if all(isinstance(part, int) for part in parts) else None
 
 
-def of_text(text: str, decoder: Decoder) -> Prompt:
-    """Return a text without its last word, or the blanks at its end: a stored token may begin there and end later."""
+def of_text(text: str, decoder: Decoder, heal: bool) -> Prompt:
+    """Return a text; if ``heal``, without its last word or the blanks at its end: a stored token may begin there and go on."""
     if control := next((token for token in template_tokens(decoder) if token in text), None):
         raise UserError(
             f"the prompt spells {control}, which would be read as letters: pass the messages themselves, "
             'generate([{"role": "user", "content": …}]), or token numbers'
         )
-    last = LAST_PIECE.search(text)
+    last = LAST_PIECE.search(text) if heal else None
     end = last[0] if last and last[0].isascii() else ""  # a character of several tokens cannot be begun again as text
     tokens = decoder.encode(text.removesuffix(end))
     if not len(tokens):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from trime.common.types import Float, Int, Tensor
-from trime.data.datasets.files import Text
 from trime.report.bootstrap import Difference, paired_bootstrap
 from trime.report.run_result import FEWEST
 from trime.scoring.mixtures.experts import ExpertMasses
@@ -53,7 +52,7 @@ class MemoryEvaluation:
 
     @staticmethod
     def of(
-        texts: list[Text], predicted: int, masses: ExpertMasses, loss: dict[str, Tensor], near_copies: list[str]
+        documents: int, predicted: int, masses: ExpertMasses, loss: dict[str, Tensor], near_copies: list[str]
     ) -> MemoryEvaluation:
         """Return the worth, given each token's loss in nats under ``all`` memories and under all but one, by its name.
 
@@ -72,7 +71,7 @@ class MemoryEvaluation:
             if name != "all"
         }
         perplexities = {name: math.exp(value) for name, value in mean.items()}
-        return MemoryEvaluation(len(part), len(texts), predicted, perplexities, differences, bits, near_copies)
+        return MemoryEvaluation(len(part), documents, predicted, perplexities, differences, bits, near_copies)
 
     def __str__(self) -> str:
         rows = [("model alone", "model"), ("with memory", "all")]

@@ -163,3 +163,46 @@ def rehash(keys, counts, new_keys, new_counts):  # type: ignore[no-untyped-def]
             new_keys[new], new_counts[new] = keys[slot], counts[slot]
             taken += 1
     return taken
+
+
+@numba_jit()
+def longest_context(text, array, starts, history, least, most):  # type: ignore[no-untyped-def]
+    """Return the longest of a history's last ``least`` to ``most`` tokens that occurs in a text, and the suffixes that it begins.
+
+    Its length is 0 where there is none. Occurrences at the end of a document, which nothing follows, count as none.
+    """
+    found, low, high, most = 0, 0, 0, min(most, len(history))
+    while least <= most:  # a context occurs wherever a longer one does
+        length = (least + most + 1) // 2
+        first, last = suffix_range(text, array, starts, history, len(history) - length, length)
+        # The separator is the largest symbol, so that an occurrence that something follows comes first.
+        if first < last and text[array[first] + length] < len(starts) - 2:
+            found, low, high, least = length, first, last, length + 1
+        else:
+            most = length - 1
+    return found, low, high
+
+
+@numba_jit()
+def longest_earlier(text, history, least, most, nearest):  # type: ignore[no-untyped-def]
+    """Return the longest of a history's last ``least`` to ``most`` tokens that a token of ``text`` follows, and that token.
+
+    Its length comes first (0 where there is none), then the number of the token, then the share of the places of that context
+    which have this token. Of several places it is the first from number ``nearest`` on, or else the last.
+    """
+    length, place = 0, -1
+    for i in range(least, len(text)):
+        j = 0
+        while j < most and j < i and j < len(history) and text[i - 1 - j] == history[len(history) - 1 - j]:
+            j += 1
+        if j >= least and (j > length or (j == length and place < nearest)):
+            length, place = j, i
+    same = places = 0
+    for i in range(length, len(text) if length else 0):
+        j = 0
+        while j < length and text[i - 1 - j] == history[len(history) - 1 - j]:
+            j += 1
+        if j == length:
+            places += 1
+            same += text[i] == text[place]
+    return length, place, same / max(places, 1)

@@ -1,0 +1,103 @@
+"""Weights without texts of the user's own: fitted to stored documents that are hidden while they are read, or the package's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.decoders import write_texts
+from trime.text_memory import index
+from trime.text_memory.held_out import SLICE, from_stored
+from trime.text_memory.index import KeyIndex
+from trime.text_memory.memory import WEIGHTS, TextMemory
+
+
+@pytest.fixture(scope="module")
+def ten(model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> TextMemory:
+    """A memory of ten documents that was never fitted."""
+    folder = tmp_path_factory.mktemp("ten")
+    memory = TextMemory(model, tokenizer, folder / "memory", window=100, overlap=28)
+    memory.add(write_texts(folder / "texts", range(10)))
+    return memory
+
+
+def test_a_hidden_document_might_as_well_not_be_stored(ten: TextMemory, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Counts and neighbours are those of a memory of the other nine."""
+    chosen = from_stored(ten.decoder, ten._experts(), seed=0)
+    assert len({text.name for text in chosen}) == len(chosen) == 10  # as small as they are
+    for text in chosen[:2]:
+        other = TextMemory(model, tokenizer, tmp_path / Path(text.name).stem, window=100, overlap=28)
+        other.add([name for name in ten.names if name != text.name])
+        hidden, without = (ten._read(each).masses for each in (text, text._replace(experts=other._experts())))
+        assert Path(text.name).read_text().endswith(text.content)
+        assert torch.equal(hidden.total.isfinite(), without.total.isfinite())
+        torch.testing.assert_close(hidden.target, without.target, atol=2e-3, rtol=1e-4)  # keys are kept in half precision
+        torch.testing.assert_close(hidden.total, without.total, atol=2e-3, rtol=1e-4)
+
+
+def test_a_fit_without_texts_is_worth_that_with_some(ten: TextMemory, tmp_path: Path) -> None:
+    """It is reported as any fit is, and its weights serve on other texts."""
+    evaluation = ten.fit()
+    assert evaluation.documents == 10 and evaluation.tokens > 2000
+    assert evaluation.perplexity["all"] < evaluation.perplexity["model"] / 2
+    other = write_texts(tmp_path / "other", range(30, 33))
+    fitted_to_stored = ten.evaluate(other).perplexity["all"]
+    ten.fit(write_texts(tmp_path / "held_out", range(20, 26)))
+    assert fitted_to_stored < 1.1 * ten.evaluate(other).perplexity["all"]
+    (ten.folder / WEIGHTS).unlink()
+
+
+def test_a_book_is_known_by_its_other_chapters(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Of a single long document some slices are read, and each is hidden by itself."""
+    memory = TextMemory(model, tokenizer, tmp_path / "memory", knn=False)
+    (tmp_path / "book.txt").write_text("".join(f"{number} {number**2} chapter\n" for number in range(6000)))
+    memory.add(tmp_path / "book.txt")
+    chosen = from_stored(memory.decoder, memory._experts(), seed=0)
+    assert [len(text.tokens) for text in chosen] == [SLICE] * 3
+    places = [text.experts.hidden.places for text in chosen if text.experts.hidden]
+    assert len({*places}) == 3 and all(last - first == SLICE for first, last in places)
+
+
+def test_a_memory_serves_before_any_fit(ten: TextMemory, caplog: pytest.LogCaptureFixture) -> None:
+    """The package's weights do better than the model by itself, with and without neighbours, and are named once."""
+    text = Path(ten.names[0]).read_text()[:400]
+    alone = ten.decoder.read(torch.from_numpy(ten.decoder.encode(text)), logits=True)
+    tokens = ten.decoder.encode(text)
+    own = torch.cat([read.log_probability for read in alone if read.log_probability is not None])
+    of_model = own.gather(1, torch.from_numpy(tokens[1:])[:, None]).mean()
+    assert ten.score(text).mean() > of_model + 1
+    assert ten.generate(text[:100], 8)
+    assert sum("fitted on other texts" in record.message for record in caplog.records) <= 1
+
+
+def test_hidden_keys_are_not_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither by the index of many keys nor among few that are all compared."""
+    key = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float16)
+    key /= np.linalg.norm(key.astype(np.float32), axis=1, keepdims=True)
+    first = np.array([0])
+    query = torch.from_numpy(key[500:510].astype(np.float32))
+    for exact in (2**15, 1000):
+        monkeypatch.setattr(index, "EXACT", exact)
+        folder = tmp_path / str(exact)
+        folder.mkdir()
+        KeyIndex.build(folder, key, first)
+        keys = KeyIndex(folder, key, first)
+        assert (keys.nearest(query, 4)[1][:, 0] == torch.arange(500, 510)).all()
+        place = keys.nearest(query, 4, (400, 600))[1]
+        assert not ((place >= 400) & (place < 600)).any()
+
+
+def test_copied_runs_name_their_file_and_line(fitted: TextMemory, texts: Path) -> None:
+    """A run ends where the text goes on otherwise; all of its tokens share it."""
+    lines = (texts / "stored" / "2.py").read_text().splitlines(keepends=True)
+    ids = fitted.decoder.encode("    def zzz():\n" + "".join(lines[6:10]) + "    zzz = 9\n")
+    (row,) = fitted.explain(torch.from_numpy(ids))
+    longest = max((token.run for token in row if token.run), key=lambda run: run.tokens)
+    copied = "".join(token.text for token in row if token.run is longest)
+    assert "".join(lines[7:10]) in copied and copied in "".join(lines)
+    assert Path(longest.source.name).name == "2.py" and lines[longest.source.line - 1].strip() in "".join(lines[5:8])
+    assert sum(token.run is longest for token in row) == longest.tokens and row[2].run is None

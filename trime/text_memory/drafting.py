@@ -1,0 +1,154 @@
+"""Decoding with drafts: a call of the model reads several drafted tokens, and the text is the one that it would have been.
+
+At each place the next token is chosen as ``generate`` would choose it: by the same processors, from the same distribution. If
+it is the drafted one, the place behind it counts too; the first other token ends the draft, and what was read behind it is
+forgotten (speculative decoding, Leviathan et al. 2023, with a draft that is certain of itself).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import cache
+from typing import Any
+
+import torch
+
+from trime.common.types import Float, Int, Tensor
+from trime.errors import UserError
+from trime.text_memory.decoder import Decoder
+from trime.text_memory.drafts import Drafts
+from trime.text_memory.experts import NEIGHBOURS
+from trime.text_memory.processor import MemoryProcessor, Place
+
+log = logging.getLogger(__name__)
+
+# Inputs of a model that follow from the tokens; with others, only ``generate`` knows what comes next.
+KNOWN = {"attention_mask", "position_ids", "past_key_values", "cache", "use_cache", "logits_to_keep", "token_type_ids"}
+
+
+@cache
+def say_without(why: str) -> None:
+    log.warning("without drafts, because of %s", why)
+
+
+class Drafting:
+    """A ``custom_generate`` of transformers for ``decoder``'s model; ``processor`` mixes the memories in, unless it is None."""
+
+    def __init__(self, decoder: Decoder, drafts: Drafts, processor: MemoryProcessor | None, streamer: Any = None):
+        self.decoder, self.drafts, self.processor, self.streamer = decoder, drafts, processor, streamer
+        self.calls = self.tokens = 0  # of the model, and written; of all texts
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Int[Tensor, "b l"],
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **inputs: Any,
+    ) -> Any:
+        processors = self.with_memory(logits_processor)
+        if why := hindrance(model, input_ids, generation_config, inputs):
+            say_without(why)
+            method = model._beam_search if generation_config.num_beams > 1 else model._sample
+            rest = {"stopping_criteria": stopping_criteria, "generation_config": generation_config, "streamer": self.streamer}
+            return method(input_ids, logits_processor=processors, **rest, **inputs)
+        kept = inputs["past_key_values"]
+        # Padding on the left is for the processors alone: the model reads a single row without it.
+        padding = 0 if inputs.get("attention_mask") is None else int((inputs["attention_mask"] == 0).sum())
+        written, ends, first = input_ids, False, True
+        while not ends:
+            room = 0 if first else generation_config.max_length - written.shape[1] - 1
+            draft = self.drafts.after(self.decoder.without_padding(written[0].cpu().numpy()), room) if room else []
+            begin = time.perf_counter()
+            unread = written[:, padding + kept.get_seq_length() :]
+            drafted = torch.tensor([[token.token for token in draft]], dtype=unread.dtype, device=unread.device)
+            places, logits = self.read(model, torch.cat([unread, drafted], 1), kept, len(draft) + 1)
+            if not first:
+                self.drafts.pace.took(len(draft), time.perf_counter() - begin)
+            self.calls, length = self.calls + 1, written.shape[1]
+            for number, place in enumerate(places):
+                token, scores = self.choose(written, logits[:, number], place, processors, generation_config.do_sample)
+                written = torch.cat([written, token[None]], 1)
+                if self.streamer is not None:
+                    self.streamer.put(token.cpu())
+                ends = bool(stopping_criteria(written, scores).all())
+                if ends or (number < len(draft) and int(token) != draft[number].token):
+                    break
+            self.tokens += written.shape[1] - length
+            self.drafts.pace.came_true(draft, written.shape[1] - length - 1)
+            roll_back(kept, kept.get_seq_length() + padding + 1 - written.shape[1], first)
+            first = False
+        if self.streamer is not None:
+            self.streamer.end()
+        return written
+
+    def with_memory(self, processors: Any) -> Any:
+        """Return processors among which is that of the memory: before those that change a distribution for sampling."""
+        if self.processor is None or self.processor in processors:
+            return processors
+        warpers = [number for number, each in enumerate(processors) if type(each).__name__.endswith("Warper")]
+        at = min(warpers, default=len(processors))
+        return type(processors)([*processors[:at], self.processor, *processors[at:]])
+
+    def read(
+        self, model: Any, tokens: Int[Tensor, "1 l"], kept: Any, count: int
+    ) -> tuple[list[Place | None], Float[Tensor, "1 n v"]]:
+        """Read tokens behind those that are kept; return the last ``count`` places and their logits."""
+        with self.decoder.with_logits_of(count):
+            logits = model(input_ids=tokens, past_key_values=kept, use_cache=True).logits[:, -count:]
+        if self.processor is None:
+            return [None] * count, logits
+        last, _ = self.decoder.take_last()
+        if last is None:
+            raise UserError("the memory's own model must generate: call its generate, or the memory's")
+        query = self.processor.scaled(self.decoder.finite(last[0, -count:].float()))
+        experts = self.processor.experts
+        found = experts.nearest(query) if NEIGHBOURS in experts.memories else None
+        return [
+            Place(query[row : row + 1], found and found.of_row(row), logits[:, row].float()) for row in range(count)
+        ], logits
+
+    def choose(
+        self, written: Int[Tensor, "1 l"], logits: Float[Tensor, "1 v"], place: Place | None, processors: Any, sampled: bool
+    ) -> tuple[Int[Tensor, " 1"], Float[Tensor, "1 v"]]:
+        """Return the next token as ``generate`` chooses it, and the scores that it was chosen by."""
+        if self.processor is not None:
+            self.processor.place = place
+        scores = processors(written, logits.to(copy=True, dtype=torch.float32, device=written.device))
+        if sampled:
+            return torch.multinomial(scores.softmax(-1), 1)[:, 0], scores
+        return scores.argmax(-1), scores
+
+
+def hindrance(model: Any, input_ids: Int[Tensor, "b l"], settings: Any, inputs: dict[str, Any]) -> str | None:
+    """Return why nothing can be drafted for a call of ``generate``; None where drafts are possible."""
+    from transformers import DynamicCache
+
+    if settings.prompt_lookup_num_tokens:
+        raise UserError("the memory drafts by itself: leave out prompt_lookup_num_tokens")
+    if settings.num_beams > 1:
+        return "beams"
+    if len(input_ids) > 1:
+        return "several rows"
+    if settings.return_dict_in_generate:
+        return "return_dict_in_generate"
+    if type(kept := inputs.get("past_key_values")) is not DynamicCache:
+        return f"a cache that takes nothing back ({type(kept).__name__})"
+    if "prepare_inputs_for_generation" in vars(model):
+        return "a prompt that was learned"
+    if others := sorted(name for name, value in inputs.items() if value is not None and name not in KNOWN):
+        return f"inputs of the model that only generate knows ({', '.join(others)})"
+    mask = inputs.get("attention_mask")
+    return "a mask with gaps" if mask is not None and bool((mask.diff() < 0).any()) else None
+
+
+def roll_back(kept: Any, count: int, first: bool) -> None:
+    """Forget the last ``count`` tokens of a cache; after the ``first`` call, which reads the prompt, it begins to record."""
+    records = hasattr(kept, "activate_past_recording")
+    if first and records:
+        kept.activate_past_recording()  # layers with a window or a state would keep no more than they need
+    elif count or records:
+        kept.crop(-count)
