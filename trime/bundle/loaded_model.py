@@ -23,11 +23,12 @@ from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
 from trime.config.schema import Generate
 from trime.data import tokenizers
 from trime.data.datasets.files import whole_characters
+from trime.decoding.explanation import GeneratedToken
 from trime.errors import UserError
 from trime.stages.explorer import serve
 from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
 from trime.stages.graph import Graph
-from trime.stages.samples import GeneratedToken, Writer
+from trime.stages.samples import Writer
 from trime.text_memory.store import MANIFEST
 
 TINY = 5e-324  # the smallest probability whose logarithm exists

@@ -36,12 +36,6 @@ class Lab:
     verify: bool
     make_shards: Callable[[Any, Any, Path, Any], None]
 
-    @classmethod
-    def of(cls, config: Any, make_shards: Callable[[Any, Any, Path, Any], None]) -> Lab:
-        """Return the places that a configuration names, and an engine."""
-        outputs, data = (Path(config.paths[name]).expanduser() for name in ("outputs", "data"))
-        return cls(outputs, data, config.artefacts.verify, make_shards)
-
 
 def artefacts_in(value: Any) -> Iterator[Artefact]:
     """Yield the artefacts that a value is or holds, at any depth of dataclasses and lists."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trime.decoding.explanation import GeneratedToken, annotate, extend_shown
 from trime.errors import UserError, install_command
 from trime.lab.stage import Stage
 from trime.report.canvas import memory_colours
@@ -17,7 +18,7 @@ from trime.report.page import first_shown
 from trime.report.passages import SampledToken, annotated, rendered
 from trime.report.run_result import VOCABULARY
 from trime.stages.graph import Graph
-from trime.stages.samples import GeneratedToken, Writer, annotate, extend_shown, open_writer
+from trime.stages.samples import Writer, open_writer
 
 HOST = "127.0.0.1"  # the page is for this machine alone
 TOKENS = 200  # that are explained, or written, at once

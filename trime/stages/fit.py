@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from omegaconf import DictConfig
-from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
@@ -35,7 +34,8 @@ from trime.lab.artefact import Artefact, Lab
 from trime.lab.manifest import check_manifest
 from trime.lab.stage import Stage
 from trime.models.network import Network, build_network, save_network
-from trime.stages.model_io import ModelSettings, check_positions, save_transformers, write_description
+from trime.models.pretrained.tokenizer import load_tokenizer
+from trime.stages.model_io import ModelSettings, check_positions, write_description
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare
 from trime.training.callbacks import BestWeights, Forecast, History
@@ -118,14 +118,6 @@ class LanguageModelTraining:
 log = logging.getLogger(__name__)
 
 
-class Services(NamedTuple):
-    """Services of a run for its training: experiment loggers, and processes on all devices that train in a folder."""
-
-    loggers: Callable[[], list[Any]]
-    has_loggers: bool
-    launch: Callable[[Path], None]
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Fit(Artefact):
     """The trained model: ``model.safetensors``, ``model.json``, ``train.json``, ``metrics.csv``."""
@@ -143,7 +135,8 @@ class Fit(Artefact):
     memory_size: Free[int]  # of a memory inside the model while it is trained
     eviction: Free[dict[str, Any] | None]  # of that memory
     lengths: Free[dict[str, int]]  # of what the model must be able to read, by the setting of each
-    services: Free[Services]
+    loggers: Free[Callable[[], list[Any]]]  # experiment loggers of this process
+    launch: Free[Callable[[Path], None]]  # trains in a folder, in a process for each device
     lab: Free[Lab]
 
     def identity(self) -> Any:
@@ -182,7 +175,7 @@ class Fit(Artefact):
         if self.hardware.world_size == 1:
             self.train(folder)
         else:
-            self.services.launch(folder)
+            self.launch(folder)
 
     def train(self, folder: Path) -> None:
         """Train, then write the model with its description and a report of the training."""
@@ -203,7 +196,8 @@ class Fit(Artefact):
         save_network(network, folder / "model.safetensors", json.dumps(self.weights))
         self.task.describe(folder, corpus, self.weights)
         if self.task.model.is_pretrained and self.trainer.updates:
-            save_transformers(network, self.task.model.model["name"], folder / "transformers")
+            network.backbone.decoder.save(folder / "transformers")
+            load_tokenizer(self.task.model.model["name"]).save_pretrained(folder / "transformers")
         history.tick()
         report = {
             "updates": updates,
@@ -275,15 +269,9 @@ class Fit(Artefact):
             "accumulate_grad_batches": self.accumulate,
             "val_check_interval": min(self.validate_every, self.trainer.updates) * self.accumulate,
             "check_val_every_n_epoch": None,  # validations are counted in updates, over all epochs
-            "logger": self.process_loggers() or False,
+            "logger": self.loggers() or False,
         }
         return self.trainer.build(self.stage, folder, callbacks, options)
-
-    def process_loggers(self) -> list[Any]:
-        """Return the loggers; in a worker process a dummy logger, for callbacks that need one."""
-        if not self.hardware.is_worker:
-            return self.services.loggers()
-        return [DummyLogger()] if self.services.has_loggers else []
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from trime.common.io import plain, write_json
 from trime.data.datasets.base import lines_of
+from trime.decoding.explanation import GeneratedToken, extend_shown
 from trime.errors import UserError
 from trime.lab.stage import Stage
 from trime.report.passages import part_texts
 from trime.stages.graph import Graph
-from trime.stages.samples import GeneratedToken, extend_shown, open_writer
+from trime.stages.samples import open_writer
 
 
 def generate(graph: Graph) -> None:

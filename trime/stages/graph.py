@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.loggers.logger import DummyLogger
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from trime.common.cpu import prepare_cpu
@@ -33,7 +34,7 @@ from trime.scoring.rows import MixtureSpecs, rows_of
 from trime.stages.answer import Answer
 from trime.stages.encode import Encode, Portion, TextWindows
 from trime.stages.evaluate import Evaluate, TestResults
-from trime.stages.fit import ExternalModel, Fit, LanguageModelTraining, Services
+from trime.stages.fit import ExternalModel, Fit, LanguageModelTraining
 from trime.stages.import_checkpoint import Import
 from trime.stages.index import ExternalStore, duplicates_in_store
 from trime.stages.memories import Memories, Sources
@@ -78,8 +79,9 @@ class Graph:
 
     @cached_property
     def lab(self) -> Lab:
-        """The folder of this experiment's artefacts, and the engine that makes them."""
-        return Lab.of(self.config, self.make_shards)
+        """The folders of this experiment's artefacts, and the engine that makes them."""
+        outputs, data = (Path(self.config.paths[name]).expanduser() for name in ("outputs", "data"))
+        return Lab(outputs, data, self.config.artefacts.verify, self.make_shards)
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -89,7 +91,7 @@ class Graph:
     @cached_property
     def scoring(self) -> Scoring:
         """Settings of scoring that all rows share."""
-        return Scoring.of(self.config)
+        return Scoring(self.config.evaluate.scaled_interpolation, self.config.compatibility.sorted_windows)
 
     @cached_property
     def model_settings(self) -> ModelSettings:
@@ -154,7 +156,8 @@ class Graph:
             memory_size=train.memory_size,
             eviction=plain(train.eviction),
             lengths=self.lengths_in_training(),
-            services=self.services,
+            loggers=lambda: self.loggers,
+            launch=self.launch_training,
             lab=self.lab,
         )
 
@@ -171,14 +174,9 @@ class Graph:
         """Return the cut of a split into the windows that are encoded."""
         return TextWindows.of(config, for_datastore)
 
-    @property
-    def services(self) -> Services:
-        """Services of this run for its training."""
-
-        def train(folder: Path) -> None:
-            launch(self.hardware, train_in, type(self), OmegaConf.to_yaml(self.config, resolve=True), folder)
-
-        return Services(lambda: self.loggers, bool(self.config.logger.lightning), train)
+    def launch_training(self, folder: Path) -> None:
+        """Train in ``folder``, in a process for each device."""
+        launch(self.hardware, train_in, type(self), OmegaConf.to_yaml(self.config, resolve=True), folder)
 
     @cached_property
     def valid(self) -> Encode:
@@ -222,20 +220,13 @@ class Graph:
 
     def make_shards(self, artefact: ShardedArtefact, work: Work, folder: Path, bar: Any) -> None:
         """Make the missing shards of an artefact, by the configured engine unless they must follow one another."""
-        engine: Engine = Local() if work.in_order else self.engine
-        bar.update(work.done())
-        engine.run(self.job(artefact, folder), work.make, work.missing(), bar.update)
-
-    @cached_property
-    def engine(self) -> Engine:
-        """The configured engine."""
-        return build(self.config.engine)
-
-    def job(self, artefact: ShardedArtefact, folder: Path) -> Job:
-        """Return the description of an artefact's shards with which other processes make them in its ``folder``."""
-        precision = {"trainer": {"precision": self.hardware.precision}}  # whatever devices the others have
+        engine: Engine = Local() if work.in_order else build(self.config.engine)
+        # Other processes make a shard from the settings, with this precision whatever devices they have.
+        precision = {"trainer": {"precision": self.hardware.precision}}
         settings = OmegaConf.to_yaml(OmegaConf.merge(self.config, precision), resolve=True)
-        return Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, folder)
+        job = Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, folder)
+        bar.update(work.done())
+        engine.run(job, work.make, work.missing(), bar.update)
 
     @cached_property
     def duplicates(self) -> list[str]:
@@ -325,12 +316,7 @@ class Graph:
     @cached_property
     def sources(self) -> Sources:
         """The artefacts that this run can make for memories."""
-        return Sources(self.config, self.text_of, self.store_of, self.lab, self.largest_k)
-
-    @property
-    def largest_k(self) -> int | None:
-        """The largest K of any pass, if it is not index.k."""
-        return None
+        return Sources(self.config, self.text_of, self.store_of, self.lab)
 
     @cached_property
     def evaluate(self) -> TestResults:
@@ -406,7 +392,12 @@ class Graph:
 
     @cached_property
     def loggers(self) -> list[Any]:
-        """The run's experiment loggers, each of which starts its run when it is first written to."""
+        """The run's experiment loggers, each of which starts its run when it is first written to.
+
+        In a worker process a dummy, for callbacks that need a logger.
+        """
+        if self.hardware.is_worker:
+            return [DummyLogger()] if self.config.logger.lightning else []
         return build_loggers(self.config.logger, self.run_folder)
 
     @cached_property

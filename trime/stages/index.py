@@ -19,7 +19,6 @@ from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.common.metrics import ResourceUsage
 from trime.common.progress import Progress
-from trime.common.types import Float, Tensor
 from trime.common.urls import local_copy
 from trime.config.schema import Index
 from trime.data.corpus import content_hash
@@ -88,9 +87,9 @@ class BuildIndex(ShardedArtefact):
         return Work(files, [*map(len, shards)], make, in_order=len(shards) == 1)  # with all threads of this process
 
     def build(self, folder: Path) -> None:
-        meter, store, index = ResourceUsage(), self.store.path(), self.index
-        entries, width = len(Keys(Shards(store))), self.store_summary()["width"]
-        factory = check_index(index, entries, width)
+        meter, store, index, stored = ResourceUsage(), self.store.path(), self.index, self.store.summary()
+        entries = len(Keys(Shards(store)))
+        factory = check_index(index, entries, stored["width"])
         parts = split_into_parts(store, built_parts(index, factory), folder, factory, index.metric)
         if factory:
             by_cells = divides_by_cells(factory) and not (folder / CELLS).exists()
@@ -99,13 +98,15 @@ class BuildIndex(ShardedArtefact):
                     builder_of(factory).train(Keys(Shards(store)), index.metric, folder)
                     self.lab.make_shards(self, self.work(folder), folder, bar)
                 build_parts(parts, folder, Progress(disable=True) if by_cells else bar)
-        size = sum(path.stat().st_size for path in (*folder.rglob("*"), *store.iterdir()) if is_permanent(path))
+        files = [path for path in (*folder.rglob("*"), *store.iterdir()) if path.is_file()]
+        # Descriptions hold no entries, and what was learned for the build is deleted after it.
+        entries_in = [path for path in files if path.stem != "learned" and path.suffix not in (".json", ".txt")]
         content = {
             "entries": entries,
-            "bytes": size,
+            "bytes": sum(path.stat().st_size for path in entries_in),
             "index": factory or "exact",
             "metric": index.metric,
-            "build_seconds": round(meter.seconds + self.store_summary()["seconds"], 1),
+            "build_seconds": round(meter.seconds + stored["seconds"], 1),
         }
         if index.factory == AUTO:
             content |= self.choose_nprobe(parts)
@@ -122,7 +123,8 @@ class BuildIndex(ShardedArtefact):
         if not factory:
             return {"nprobe": 1, "expected_recall": 1.0}
         keys = Keys(Shards(self.store.path()))
-        queries, k = sample_keys(keys, SAMPLE), min(self.largest_k, len(keys))
+        spread = torch.arange(0, len(keys), max(1, len(keys) // SAMPLE))[:SAMPLE]
+        queries, k = keys.take(spread[:, None]).squeeze(1), min(self.largest_k, len(keys))
         _, exact = ExactSearch(keys.blocks, metric).nearest(queries, k)
 
         def recall(nprobe: int) -> float:
@@ -136,10 +138,6 @@ class BuildIndex(ShardedArtefact):
             nprobe, expected = 2 * nprobe, doubled
         log.info(f"index: index=auto chose {factory}, nprobe {nprobe}: recall {expected:.2f} expected of {len(keys):,} keys")
         return {"nprobe": nprobe, "expected_recall": expected}
-
-    def store_summary(self) -> dict[str, Any]:
-        """Return the summary of the encoded corpus."""
-        return self.store.summary()
 
     def summary(self) -> dict[str, Any]:
         """Return the description of the index, with the number of cells a search visits (chosen at build, or configured)."""
@@ -162,7 +160,7 @@ class BuildIndex(ShardedArtefact):
 
         UserError if the datastore holds that very split, and documents cannot be told apart to hide their own entries.
         """
-        store, index, stored = Datastore(self.store.path()), self.index, self.store_summary()
+        store, index, stored = Datastore(self.store.path()), self.index, self.store.summary()
         same = stored["text"] == queries["text"]
         if same and not (stored["bounded"] and queries["bounded"]):
             raise UserError(
@@ -202,20 +200,10 @@ def built_parts(index: Any, factory: str | None) -> int:
     return 1 if divides_by_cells(factory) else int(index.parts)
 
 
-def is_permanent(path: Path) -> bool:
-    """Return whether a file holds entries of the finished index: no description, nor ``learned.*``, deleted after the build."""
-    return path.is_file() and path.stem != "learned" and path.suffix not in (".json", ".txt")
-
-
 def open_search(parts: list[IndexPart], nprobe: int, device: str = "cpu") -> Search:
     """Return the search over all parts, in this process."""
     searches = [part.search(nprobe, device) for part in parts]
     return searches[0] if len(parts) == 1 else ShardedSearch(searches, [part.first for part in parts])
-
-
-def sample_keys(keys: Keys, count: int) -> Float[Tensor, "n d"]:
-    """Return ``count`` stored keys at even distances."""
-    return keys.take(torch.arange(0, len(keys), max(1, len(keys) // count))[:count, None]).squeeze(1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

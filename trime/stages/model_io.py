@@ -17,7 +17,6 @@ from trime.config.registry import GROUPS, unregistered
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.models.network import Network, load_network
-from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.stages.pretrained import model_fingerprint
 
 CARRIED = "this model carries its state from window to window: set evaluate.context=0 and datastore.context=null"
@@ -120,12 +119,6 @@ class ModelSettings:
                 "if it is your own class, name it in the present settings too"
             )
         return description
-
-
-def save_transformers(network: Network, name: str, folder: Path) -> None:
-    """Save a fine-tuned pretrained model in the transformers format, with the tokenizer of the model ``name``."""
-    network.backbone.decoder.save(folder)
-    load_tokenizer(name).save_pretrained(folder)
 
 
 def write_description(

@@ -198,12 +198,8 @@ def count_training_symbols(folder: Path) -> None:
 
 
 def log_statistics(folder: Path) -> None:
-    """Log the statistics of the corpus in a folder."""
-    log.info(format_statistics(json.loads((folder / "statistics.json").read_text(encoding="utf-8"))))
-
-
-def format_statistics(statistics: dict[str, Any]) -> str:
-    """Return a text of tokens per split, vocabulary size, mean document length (TRIME Table 8), and notes."""
+    """Log of the corpus in a folder: vocabulary size, tokens per split, mean document length (TRIME Table 8), and notes."""
+    statistics = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
     lines = [f"{statistics['name']}: vocabulary {statistics['vocabulary']:,}"]
     for name, split in statistics["splits"].items():
         share = 100 * split["unknown"] / split["tokens"]
@@ -211,7 +207,7 @@ def format_statistics(statistics: dict[str, Any]) -> str:
             f"  {name:<5} {split['tokens']:>13,} tokens {split['documents']:>9,} documents "
             f"of {split['mean_length']:,.1f} on average, {share:.2f} % <unk>"
         )
-    return "\n".join([*lines, *(f"  note: {note}" for note in statistics["notes"])])
+    log.info("\n".join([*lines, *(f"  note: {note}" for note in statistics["notes"])]))
 
 
 def log_duplicates(graph: Any) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,15 +26,13 @@ from trime.data.corpus import evenly_spaced
 from trime.data.datasets.base import lines_of
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
+from trime.decoding.explanation import GeneratedToken, annotate, describe_step
 from trime.decoding.generation import (
     AttributedToken,
     Continuation,
     TextScorer,
     TokenSampler,
     WindowLengths,
-    agreeing_entries,
-    top_attention,
-    top_entries,
 )
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
@@ -44,19 +42,6 @@ from trime.stages.memories import StoredMemory
 from trime.stages.pretrained import is_pretrained
 
 CONTEXT = 8  # tokens shown before the token of an entry
-
-
-class GeneratedToken(NamedTuple):
-    """A token with its probability, the parts of that by source, and the entries that contributed most.
-
-    ``agreeing`` is the number of each memory's entries that hold the token, and of all its entries.
-    """
-
-    text: str
-    probability: float
-    parts: dict[str, float]
-    entries: list[dict[str, Any]]
-    agreeing: dict[str, tuple[int, int]] | None = None
 
 
 class StoredText:
@@ -101,30 +86,6 @@ def open_writer(graph: Graph) -> Writer:
                 "in its layers writes in transformers, by model.generate(past_key_values=trime.EvictingCache(…))"
             )
     return Writer(graph)
-
-
-def describe_step(
-    step: AttributedToken, count: int, text: Callable[[list[int]], str], locate: Callable[[str, int], tuple[str, str]]
-) -> GeneratedToken:
-    """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind.
-
-    ``text`` returns tokens as text, ``locate`` text and place of a memory's entry, given its number.
-    """
-    parts = {name: float(part[step.token]) for name, part in step.attribution.parts.items()}
-    top = [*top_entries(step, count), *top_attention(step, count)] if count else []
-    entries = [shown_entry(memory, share, *locate(memory, number)) for memory, share, number in top]
-    probability = float(step.attribution.probability[step.token])
-    return GeneratedToken(text([step.token]), probability, parts, entries, agreeing_entries(step) if count else None)
-
-
-def shown_entry(memory: str, share: float, text: str, place: str) -> dict[str, Any]:
-    """Return an entry as reports show it."""
-    return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": place}
-
-
-def locate_in_text(writer: Writer, tokens: list[int], position: int) -> tuple[str, str]:
-    """Return text and place of an entry that comes from the text being written."""
-    return writer.text(tokens[max(0, position - CONTEXT) : position + 1]), f"token {position:,} of this text"
 
 
 def last_row_memories(graph: Graph) -> set[str]:
@@ -221,17 +182,16 @@ class Writer:
         """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind."""
 
         def locate(memory: str, number: int) -> tuple[str, str]:
-            source = self.sources.get(memory)
-            return source.locate(number) if source else locate_in_text(self, self.continuation.tokens, number)
+            if source := self.sources.get(memory):
+                return source.locate(number)
+            written = self.continuation.tokens  # the entry is a position in the text that is being written
+            return self.text(written[max(0, number - CONTEXT) : number + 1]), f"token {number:,} of this text"
 
         return describe_step(step, count, self.text, locate)
 
     def text(self, tokens: list[int]) -> str:
         """Return tokens as text."""
         return self.tokenizer.text([self.vocabulary.symbols[token] for token in tokens])
-
-
-BLANKS = {"\n": "↵\n", " ": "␣", "": "·"}  # what is shown for a token of white space, or of a part of a character
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -340,30 +300,3 @@ def draw_all(
             samples.append(json.loads(file.read_text(encoding="utf-8")))
             bar.update()
     return samples
-
-
-def annotate(tokens: Iterable[GeneratedToken], texts: Iterable[str], before: str) -> list[dict[str, Any]]:
-    """Return each token of a passage as reports show it.
-
-    ``texts`` are the whole text after each token, with what comes before the passage, ``before``.
-    """
-    annotated: list[dict[str, Any]] = []
-    shown = before
-    for token, text in zip(tokens, texts, strict=True):
-        new, shown = extend_shown(shown, text)
-        if annotated and annotated[-1]["shown"] in BLANKS.values():  # the white space was shown by its mark already
-            new = new.lstrip()
-        mark = next((mark for blank, mark in BLANKS.items() if blank in token.text), "·")
-        annotated.append(token._asdict() | {"shown": new or mark})
-    return annotated
-
-
-def extend_shown(shown: str, text: str) -> tuple[str, str]:
-    """Return the characters to print after ``shown`` so that it grows into ``text``, and all that is shown then.
-
-    White space at the end waits, because punctuation may remove it; so does a character of which some bytes are missing.
-    """
-    # A tokenizer writes some marks without the blank before them, and a character byte by byte.
-    complete = text.rstrip().removesuffix("\N{REPLACEMENT CHARACTER}")
-    common = next((i for i, (a, b) in enumerate(zip(shown, complete, strict=False)) if a != b), min(len(shown), len(complete)))
-    return complete[common:], complete

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from omegaconf import DictConfig
 
 from trime.common.progress import Progress
 from trime.lab.shards import prefixed, unprefixed
@@ -30,11 +29,6 @@ class Scoring:
 
     scaled_interpolation: bool  # Eq. 8 divides by sqrt(d)
     sorted_windows: bool  # windows of a document do not follow one another
-
-    @classmethod
-    def of(cls, config: DictConfig) -> Scoring:
-        """Return the settings of a configuration."""
-        return cls(config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
 
 
 class Span(NamedTuple):

@@ -20,18 +20,19 @@ from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.metrics import device_seconds
 from trime.common.progress import Progress
-from trime.common.types import Float, Int, Tensor
+from trime.common.types import Tensor
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.shards import ShardedArtefact, Work, prefixed, read_shard, unprefixed
-from trime.scoring.loss_sums import LossSums, TokenMeans, dev_frequency, summarize_row
+from trime.scoring.loss_sums import LossSums, dev_frequency, sum_by_document, summarize_row
+from trime.scoring.memory_weights import Bins, Weights, token_weights
 from trime.scoring.mixture_spec import FittedMixtureSpec, FittedScorer, MixtureSpec
 from trime.scoring.mixtures.experts import ExpertMasses
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.scoring import Scoring, Span, add_sums, build_scorer, span_file, spans_of, sums_as_tensors, windows_of
-from trime.stages.tune import TuneMixture, sum_by_document
+from trime.stages.tune import TuneMixture
 from trime.token_memory.test.base import Memory, Window
 
 BINS = 10  # number of bins of tokens by the similarity of the best entry
@@ -254,67 +255,3 @@ def select_memories(
     experts = {name: size for name, size in description["experts"].items() if name in names}
     selected = ExpertMasses(masses.target[:, columns].contiguous(), masses.total[:, columns].contiguous(), masses.document)
     return selected, {"experts": experts, "counts": [description["counts"][column] for column in columns]}
-
-
-@dataclass(frozen=True)
-class Bins:
-    """Bins of tokens by how well a memory matches: the ``similarity`` of its best entry, or the longest ``context`` of n-grams.
-
-    ``columns``: its experts in the masses; ``edges`` [b - 1]: ascending similarities; ``names`` [b].
-    """
-
-    kind: str
-    columns: slice
-    names: list[str]
-    edges: Float[Tensor, " b"]
-
-    def of(self, total: Float[Tensor, "n e"]) -> Int[Tensor, " n"]:
-        """Return the bin of each token, -1 where the memory has no match."""
-        masses = total[:, self.columns]
-        known = masses.isfinite()
-        if self.kind == "context":
-            return known.sum(1) - 1
-        return torch.where(known[:, 0], torch.bucketize(masses[:, 0].contiguous(), self.edges.to(masses)), -1)
-
-
-def token_weights(
-    bins: dict[str, Bins], total: Float[Tensor, "n e"], log_weights: Float[Tensor, "n e"]
-) -> tuple[Float[Tensor, "n s"], Int[Tensor, "n m"]]:
-    """Return of each token the weights of the vocabulary and of each memory, and its bin for each memory.
-
-    ``total`` and ``log_weights`` are the log-mass and the log-weight of each expert.
-    """
-    weight = log_weights.exp()
-    share = torch.stack([weight[:, 0], *(weight[:, each.columns].sum(1) for each in bins.values())], 1)
-    return share, torch.stack([each.of(total) for each in bins.values()], 1)
-
-
-class Weights:
-    """Sums the weights over the tokens of a text, part by part."""
-
-    def __init__(self, bins: dict[str, Bins], vocabulary: int):
-        self.bins = bins
-        self.largest = torch.zeros(1 + len(bins), dtype=torch.long)
-        self.by_token = [TokenMeans(vocabulary) for _ in self.largest]
-        self.by_bin = {name: TokenMeans(len(memory_bins.names)) for name, memory_bins in bins.items()}
-
-    def add(self, token: Int[Tensor, " n"], share: Float[Tensor, "n s"], number: Int[Tensor, "n m"]) -> None:
-        """Add tokens with what ``token_weights`` returned of them."""
-        self.largest += share.argmax(1).bincount(minlength=share.shape[1])
-        for table, part in zip(self.by_token, share.unbind(1), strict=True):
-            table.add(token, part)
-        for table, part, bins in zip(self.by_bin.values(), share[:, 1:].unbind(1), number.unbind(1), strict=True):
-            # -1: the memory knew nothing of the token.
-            known = bins >= 0
-            table.add(bins[known], part[known])
-
-    def summary(self, frequency: np.ndarray) -> dict[str, Any]:
-        """Return, for the vocabulary and each memory, the share of tokens where its weight is largest, and mean weights."""
-        result: dict[str, Any] = {}
-        for name, largest, table in zip(["vocabulary", *self.bins], self.largest.tolist(), self.by_token, strict=True):
-            result[name] = {"largest": largest / max(1, table.tokens), "by_frequency": table.buckets(frequency)}
-        for name, bins in self.bins.items():
-            masks = np.eye(len(bins.names), dtype=bool)
-            cells = [{"bucket": bucket, **self.by_bin[name].mean(mask)} for bucket, mask in zip(bins.names, masks, strict=True)]
-            result[name] |= {f"by_{bins.kind}": cells}
-        return result

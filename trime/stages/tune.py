@@ -20,7 +20,7 @@ from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.metrics import ResourceUsage, Usage
 from trime.common.parts import build
-from trime.common.types import Float, Int, Tensor
+from trime.common.types import Float, Tensor
 from trime.common.urls import local_copy
 from trime.data.corpus import content_hash
 from trime.errors import UserError
@@ -29,9 +29,9 @@ from trime.lab.engines import Advance
 from trime.lab.manifest import check_manifest
 from trime.lab.shards import ShardedArtefact, Work, prefixed, read_shard, unprefixed
 from trime.lab.stage import RunOutcome, Stage
-from trime.scoring.loss_sums import PART_TOKENS, LossSums, summarize_row
+from trime.scoring.loss_sums import LossSums, sum_by_document, summarize_row
 from trime.scoring.mixture_spec import FittedMixtureSpec, MassCollector, MixtureSpec
-from trime.scoring.mixtures.experts import ExpertMasses, History, Mixture, concat_masses, folds, log_mixture
+from trime.scoring.mixtures.experts import ExpertMasses, Mixture, concat_masses, folds, score_tokens
 from trime.scoring.scorer import Scorer, memory_names
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
@@ -191,12 +191,12 @@ def sample_queries(folder: Path) -> Float[Tensor, "n d"]:
     return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
 
 
-def loss_on_valid(graph: Any) -> RunOutcome:
-    """Return the loss of the experiment's own row on valid, which a search minimises."""
-    return RunOutcome(graph.tune.tuned()["rows"][-1]["loss"])
-
-
-TUNE = Stage("tune", lambda graph: graph.tune.build_order(), report=loss_on_valid)
+TUNE = Stage(
+    "tune",
+    lambda graph: graph.tune.build_order(),
+    # A search minimises the loss of the experiment's own row.
+    report=lambda graph: RunOutcome(graph.tune.tuned()["rows"][-1]["loss"]),
+)
 
 
 @dataclass(frozen=True)
@@ -301,21 +301,3 @@ def read_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mi
             f"{stored['history']}: use the same settings here, or fit it anew"
         )
     return state
-
-
-def score_tokens(mixture: Mixture, masses: ExpertMasses) -> Float[Tensor, " n"]:
-    """Return log P of each token under a fitted mixture."""
-    history = History(mixture.decays).text_features(masses)
-    with torch.no_grad():
-        return log_mixture(mixture.log_weights(masses.total, history), masses.log_probability)
-
-
-def sum_by_document(document: Int[Tensor, " n"], loss: Float[Tensor, " n"]) -> LossSums:
-    """Return the losses summed by document and part."""
-    sums, start = LossSums(), 0
-    for number, size in zip(*(part.tolist() for part in document.unique_consecutive(return_counts=True)), strict=True):
-        for part, first in enumerate(range(start, start + size, PART_TOKENS)):
-            part_loss = loss[first : min(first + PART_TOKENS, start + size)]
-            sums.put((number, part), part_loss.double().sum()[None, None], len(part_loss))
-        start += size
-    return sums

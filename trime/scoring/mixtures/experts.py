@@ -161,6 +161,13 @@ def log_mixture(log_weights: Float[Tensor, "*k n e"], log_probability: Float[Ten
     return torch.logsumexp(log_weights + log_probability, -1)
 
 
+def score_tokens(mixture: Mixture, masses: ExpertMasses) -> Float[Tensor, " n"]:
+    """Return log P of each token under a fitted mixture."""
+    history = History(mixture.decays).text_features(masses)
+    with torch.no_grad():
+        return log_mixture(mixture.log_weights(masses.total, history), masses.log_probability)
+
+
 def folds(document: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " n"]:
     """Return the fold of each token: documents dealt out by size; if they are few, blocks of the text in turn."""
     number, size = document.unique(return_inverse=True, return_counts=True)[1:]
