@@ -238,7 +238,7 @@ class TextScorer:
     def score(self, tokens: list[int]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
         """Yield, window by window, the log-probability of each token, and the parts of its probability by memory."""
         for scored in self.scorer.score_row(self.windows(tokens)):
-            yield scored.log_probability, scored.parts()
+            yield scored.log_probability, scored.contributions()
 
     def windows(self, tokens: list[int]) -> Iterator[Window]:
         """Yield a text as windows of ``block`` tokens to be scored, after up to ``context`` earlier ones, with their masses."""

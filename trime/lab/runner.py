@@ -123,5 +123,4 @@ def report_sweep(config: DictConfig, folders: list[Path], command: str, several:
     ``several``: the command had several jobs, which printed no tables, even if only one of them finished.
     """
     if len(set(folders)) > 1 or (folders and (several or config.report.keep)):
-        check_report(config)
         report_several(config, read_runs(folder / "results.json" for folder in folders), command)

@@ -1,4 +1,4 @@
-"""The results of a run, as results.json holds them: ``stages/collect.py`` collects them, and every report reads them.
+"""The results of a run, as results.json holds them: the stage report collects them, and every report reads them.
 
 Fields of other versions of the code are kept as they are, so that results can be read and written again without loss. A field
 with a default may be missing in results of earlier versions.

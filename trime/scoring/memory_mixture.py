@@ -27,7 +27,7 @@ from trime.scoring.mixtures.experts import FEWEST_FOLDS, Mixture, folds
 from trime.scoring.scorer import Scorer
 from trime.token_memory.test.base import Memory, Window
 
-VOCABULARY = "vocabulary"  # the name of the model's own part
+VOCABULARY = "vocabulary"  # the name of the model's own contribution
 TEMPERATURES = [0.25, 0.5, 1.0, 2.0]  # of the experts of each memory, times sqrt(d)
 
 
@@ -122,7 +122,8 @@ class MemoryMixture:
     def explain(self, windows: Iterable[Window]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
         """Yield log-probabilities, and how much of each probability comes from the vocabulary and from each memory."""
         return (
-            (scored.log_probability, scored.parts()) for scored in self.fitted_scorer().score_row(self.checked_windows(windows))
+            (scored.log_probability, scored.contributions())
+            for scored in self.fitted_scorer().score_row(self.checked_windows(windows))
         )
 
 

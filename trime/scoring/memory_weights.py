@@ -46,7 +46,7 @@ def token_weights(
 
 
 class Weights:
-    """Sums the weights over the tokens of a text, part by part."""
+    """Sums the weights over the tokens of a text."""
 
     def __init__(self, bins: dict[str, Bins], vocabulary: int):
         self.bins = bins
@@ -57,12 +57,12 @@ class Weights:
     def add(self, token: Int[Tensor, " n"], share: Float[Tensor, "n s"], number: Int[Tensor, "n m"]) -> None:
         """Add tokens with what ``token_weights`` returned of them."""
         self.largest += share.argmax(1).bincount(minlength=share.shape[1])
-        for table, part in zip(self.by_token, share.unbind(1), strict=True):
-            table.add(token, part)
-        for table, part, bins in zip(self.by_bin.values(), share[:, 1:].unbind(1), number.unbind(1), strict=True):
+        for table, column in zip(self.by_token, share.unbind(1), strict=True):
+            table.add(token, column)
+        for table, column, bins in zip(self.by_bin.values(), share[:, 1:].unbind(1), number.unbind(1), strict=True):
             # -1: the memory knew nothing of the token.
             known = bins >= 0
-            table.add(bins[known], part[known])
+            table.add(bins[known], column[known])
 
     def summary(self, frequency: np.ndarray) -> dict[str, Any]:
         """Return, for the vocabulary and each memory, the share of tokens where its weight is largest, and mean weights."""

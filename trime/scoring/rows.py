@@ -25,7 +25,7 @@ def rows_of(config: DictConfig) -> MixtureSpecs:
     set without a mixture.
     """
     specifications, known = plain(config.evaluate.rows), tuple(config.test_memories)
-    if not isinstance(specifications, list) or not specifications:
+    if not specifications:
         raise UserError(f"evaluate.rows={specifications}: name at least one row, for instance [{{joint: [local]}}]")
     rows: MixtureSpecs = [parse_row(specification, config) for specification in specifications]
     mixed, used = plain(config.evaluate.memories), memory_names(rows)

@@ -77,11 +77,15 @@ class LanguageModelTraining:
 
     def network(self, corpus: Corpus) -> Network:
         """Return a new network for the corpus's vocabulary."""
-        return build_network(self.model.parts(), len(corpus.vocabulary))
+        return build_network(self.components(corpus), len(corpus.vocabulary))
+
+    def components(self, corpus: Corpus) -> dict[str, Any]:
+        """Return the description of the network."""
+        return self.model.components()
 
     def describe(self, folder: Path, corpus: Corpus, trained: dict[str, Any]) -> None:
         """Write ``model.json``, from which the network is built again."""
-        write_description(folder, self.model.parts(), corpus.vocabulary, trained)
+        write_description(folder, self.components(corpus), corpus.vocabulary, trained)
 
     def data(self, corpus: Corpus, neighbours: np.ndarray | None, is_stateful: bool) -> TextDataModule:
         """Return the training batches in planned order, and the batches of a validation.
@@ -97,9 +101,9 @@ class LanguageModelTraining:
 
     def module(self, network: Network) -> LanguageModel:
         """Return the Lightning module that trains the network."""
-        return LanguageModel(network, *self.module_parts())
+        return LanguageModel(network, *self.module_arguments())
 
-    def module_parts(self) -> tuple[Any, UpdateSettings, Any, Any]:
+    def module_arguments(self) -> tuple[Any, UpdateSettings, Any, Any]:
         """Return a Lightning module's arguments beside its network: memory, settings, optimiser and schedule."""
         training = UpdateSettings(self.seed, self.plain_updates, self.padded)
         memory = build(self.memory) if self.memory.get("_target_") else None

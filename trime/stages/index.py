@@ -33,15 +33,15 @@ from trime.stages.prepare import Prepare
 from trime.token_memory.search.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.token_memory.search.index import (
     AUTO,
-    IndexPart,
-    build_parts,
+    IndexSlice,
+    build_slices,
     builder_of,
     cell_count,
     choose_factory,
     complete_factory,
     divides_by_cells,
     split_cells,
-    split_into_parts,
+    split_entries,
 )
 from trime.token_memory.search.ivf import CELLS, CENTROIDS, assign_cells, cells_file
 from trime.token_memory.search.ray_cluster import open_ray_search
@@ -90,14 +90,14 @@ class BuildIndex(ShardedArtefact):
         meter, store, index, stored = ResourceUsage(), self.store.path(), self.index, self.store.summary()
         entries = len(Keys(Shards(store)))
         factory = check_index(index, entries, stored["width"])
-        parts = split_into_parts(store, built_parts(index, factory), folder, factory, index.metric)
+        slices = split_entries(store, slice_count(index, factory), folder, factory, index.metric)
         if factory:
             by_cells = divides_by_cells(factory) and not (folder / CELLS).exists()
             with Progress(total=entries, unit="key", unit_scale=True, desc=f"index {factory}") as bar:
                 if by_cells:
                     builder_of(factory).train(Keys(Shards(store)), index.metric, folder)
                     self.lab.make_shards(self, self.work(folder), folder, bar)
-                build_parts(parts, folder, Progress(disable=True) if by_cells else bar)
+                build_slices(slices, folder, Progress(disable=True) if by_cells else bar)
         files = [path for path in (*folder.rglob("*"), *store.iterdir()) if path.is_file()]
         # Descriptions hold no entries, and what was learned for the build is deleted after it.
         entries_in = [path for path in files if path.stem != "learned" and path.suffix not in (".json", ".txt")]
@@ -109,17 +109,17 @@ class BuildIndex(ShardedArtefact):
             "build_seconds": round(meter.seconds + stored["seconds"], 1),
         }
         if index.factory == AUTO:
-            content |= self.choose_nprobe(parts)
+            content |= self.choose_nprobe(slices)
         write_json(folder / "datastore.json", content)
         for file in folder.glob("learned.*"):
             file.unlink()
 
-    def choose_nprobe(self, parts: list[IndexPart]) -> dict[str, Any]:
+    def choose_nprobe(self, slices: list[IndexSlice]) -> dict[str, Any]:
         """Return the number of cells to visit so that stored keys reach ``index.recall`` as queries, and their recall.
 
         The number is doubled until recall suffices, or hardly grows because the codes of a product quantiser limit it.
         """
-        factory, target, metric = parts[0].factory, self.index.recall, self.index.metric
+        factory, target, metric = slices[0].factory, self.index.recall, self.index.metric
         if not factory:
             return {"nprobe": 1, "expected_recall": 1.0}
         keys = Keys(Shards(self.store.path()))
@@ -128,7 +128,7 @@ class BuildIndex(ShardedArtefact):
         _, exact = ExactSearch(keys.blocks, metric).nearest(queries, k)
 
         def recall(nprobe: int) -> float:
-            return recall_of(exact, open_search(parts, nprobe).nearest(queries, k)[1])
+            return recall_of(exact, open_search(slices, nprobe).nearest(queries, k)[1])
 
         nprobe, expected = 1, recall(1)
         while expected < target and nprobe < cell_count(factory):
@@ -148,11 +148,11 @@ class BuildIndex(ShardedArtefact):
         """Return the search over the index, in this process or on the workers of a Ray cluster."""
         index, built = self.index, self.summary()
         factory = None if built["index"] == "exact" else built["index"]
-        parts = split_into_parts(self.store.path(), built_parts(index, factory), self.path(), factory, index.metric)
+        slices = split_entries(self.store.path(), slice_count(index, factory), self.path(), factory, index.metric)
         nprobe = built.get("nprobe", index.nprobe)
         if index.engine == "local":
-            return open_search(parts, nprobe, index.device)
-        divided = split_cells(parts[0], index.parts) if divides_by_cells(factory) else parts
+            return open_search(slices, nprobe, index.device)
+        divided = split_cells(slices[0], index.parts) if divides_by_cells(factory) else slices
         return open_ray_search(divided, nprobe, index.device, index.address, index.cores, index.replicas)
 
     def knn_memory(self, queries: dict[str, Any]) -> KNNMemory:
@@ -195,15 +195,15 @@ def check_index_factory(config: DictConfig) -> None:
         builder_of(str(complete_factory(factory, MANY_ENTRIES, width))).check(MANY_ENTRIES, width, config.index.metric)
 
 
-def built_parts(index: Any, factory: str | None) -> int:
-    """Return the number of indexes to build: one for each part, unless the search of a single one is divided by cells."""
+def slice_count(index: Any, factory: str | None) -> int:
+    """Return the number of indexes to build: one for each slice, unless the search of a single one is divided by cells."""
     return 1 if divides_by_cells(factory) else int(index.parts)
 
 
-def open_search(parts: list[IndexPart], nprobe: int, device: str = "cpu") -> Search:
-    """Return the search over all parts, in this process."""
-    searches = [part.search(nprobe, device) for part in parts]
-    return searches[0] if len(parts) == 1 else ShardedSearch(searches, [part.first for part in parts])
+def open_search(slices: list[IndexSlice], nprobe: int, device: str = "cpu") -> Search:
+    """Return the search over all slices, in this process."""
+    searches = [one.search(nprobe, device) for one in slices]
+    return searches[0] if len(searches) == 1 else ShardedSearch(searches, [one.first for one in slices])
 
 
 @dataclass(frozen=True, eq=False, repr=False)

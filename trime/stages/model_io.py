@@ -42,7 +42,7 @@ class ModelSettings:
         """Whether it is a model of transformers (model=pretrained)."""
         return "name" in self.model
 
-    def parts(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Any]:
         """Return the description of the network: embedding, backbone and head, and the gate if there is one."""
         gate = {"gate": True} if self.model.get("gate") else {}
         return copy.deepcopy({name: self.model[name] for name in ("embedding", "backbone", "head")}) | gate
@@ -50,7 +50,7 @@ class ModelSettings:
     def weights(self) -> dict[str, Any]:
         """Return what weights depend on: all settings; for a pretrained model, its own weights and their training."""
         if not self.is_pretrained:
-            return self.parts()
+            return self.components()
         gate = {"gate": True} if self.model.get("gate") else {}
         weights = model_fingerprint(self.model["name"])
         return {"weights": weights, "lora": self.model["lora"], "dtype": self.model["dtype"]} | gate
@@ -66,19 +66,19 @@ class ModelSettings:
             return content | ({"memory": self.memory()} if self.memory() else {})
         if not self.model["memory_size"]:
             return content
-        parts = self.parts()
-        return content | {"memory": self.memory(), "reading": parts["backbone"] | parts["embedding"] | {"name": None}}
+        own = self.components()
+        return content | {"memory": self.memory(), "reading": own["backbone"] | own["embedding"] | {"name": None}}
 
     @property
     def reads_any_length(self) -> bool:
         """Whether a pretrained model reads with memories, and therefore texts that are longer than its positions."""
         return self.is_pretrained and bool(self.model["memory_size"])
 
-    def with_memory(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """Return the parts of a network whose memory, if it has one, is that of evaluation."""
-        if "memory" in parts["backbone"]:
-            parts["backbone"]["memory"] |= self.memory()
-        return parts
+    def with_memory(self, components: dict[str, Any]) -> dict[str, Any]:
+        """Return the components of a network whose memory, if it has one, is that of evaluation."""
+        if "memory" in components["backbone"]:
+            components["backbone"]["memory"] |= self.memory()
+        return components
 
     def open(self, folder: Path) -> tuple[Network, dict[str, Any]]:
         """Return the trained network of a folder, in evaluation mode with these settings, and its description.
@@ -94,7 +94,7 @@ class ModelSettings:
             if description["trained"] != self.weights():
                 name = self.model["name"]
                 raise UserError(f"{folder} was made from other weights than model.name={name} holds, or with other model.lora")
-            description["model"] = self.parts()  # settings of inference may have changed
+            description["model"] = self.components()  # settings of inference may have changed
         head, backbone = description["model"]["head"], description["model"]["backbone"]
         backbone |= {name: self.model["backbone"][name] for name in self.chosen_at_test}
         if "dropped_in_band" in head:
@@ -107,8 +107,8 @@ class ModelSettings:
         file = folder / "model.json"
         try:
             description = with_current_targets(json.loads(file.read_text(encoding="utf-8")))
-            parts = [description["model"][name].get("_target_") for name in ("embedding", "backbone", "head")]
-            is_complete = all(parts) and isinstance(description["vocabulary"], int) and "trained" in description
+            targets = [description["model"][name].get("_target_") for name in ("embedding", "backbone", "head")]
+            is_complete = all(targets) and isinstance(description["vocabulary"], int) and "trained" in description
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             is_complete = False
         if not is_complete:

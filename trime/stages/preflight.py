@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from trime.common.cpu import multiplies_in_bfloat16, prepare_cpu
 from trime.common.io import plain
 from trime.common.parts import build
-from trime.config.check import check_parts
+from trime.config.check import check_components
 from trime.errors import UserError, install_command
 from trime.models.network import Network, build_network
 from trime.report.report_runs import check_report
@@ -71,7 +71,7 @@ def open_graph(config: DictConfig) -> Graph:
 
 def check(config: DictConfig) -> None:
     """Raise UserError at the first setting that cannot work."""
-    check_parts(plain(config))
+    check_components(plain(config))
     check_report(config)
     graph = build_graph(config)
     pretrained = is_pretrained(config)
@@ -101,7 +101,7 @@ def check_trainer(config: DictConfig) -> None:
     extra = plain(config.trainer.extra)
     for name in extra.keys() & DECIDED_BY.keys():
         raise UserError(f"trainer.extra.{name}: this argument is set by {DECIDED_BY[name]}: set that")
-    check_parts({"trainer.extra": {"_target_": "pytorch_lightning.Trainer"} | extra})
+    check_components({"trainer.extra": {"_target_": "pytorch_lightning.Trainer"} | extra})
     for key, parts in (("callbacks", config.callbacks), ("logger.lightning", config.logger.lightning)):
         for name, part in parts.items():
             if part is not None and not (OmegaConf.is_dict(part) and part.get("_target_")):
@@ -257,7 +257,7 @@ def check_model(graph: Graph) -> None:
             raise UserError(CARRIED)
     try:
         with torch.device("meta"):
-            network: Network = build_network(model.with_memory(model.parts()), SYMBOLS)
+            network: Network = build_network(model.with_memory(model.components()), SYMBOLS)
     except (RuntimeError, ZeroDivisionError, IndexError) as error:  # of PyTorch, at sizes below 1
         reason = " ".join(str(error).split())
         raise UserError(f"the model cannot be built ({reason}): see model.* and model.backbone.*") from error

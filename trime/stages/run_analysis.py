@@ -135,7 +135,7 @@ class PerToken(Artefact):
             for scored in scorer.score_row(with_progress(self.test, "write tokens of")):
                 parts, weights = (
                     {name: [round(value, DIGITS) for value in column.tolist()] for name, column in columns.items()}
-                    for columns in (scored.parts(), scored.weights())
+                    for columns in (scored.contributions(), scored.weights())
                 )
                 query, log_probability = scored.window.query, scored.log_probability.tolist()
                 places = query.positions.document.tolist(), query.positions.position.tolist(), query.token.tolist()

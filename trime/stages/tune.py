@@ -118,7 +118,7 @@ class Tune(TunedRows, ShardedArtefact):
                 collector.add(window, masses[-1])
             advance(len(window.vocabulary.total))
         note, tensors = meter.note(), sums_as_tensors(sums)
-        if collector and collector.parts:
+        if collector and collector.collected:
             tensors |= prefixed("masses", collector.masses()._asdict())
             note |= {"experts": collector.experts, "counts": collector.counts(scorer.memories)}
         return tensors, note
