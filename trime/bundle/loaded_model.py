@@ -37,7 +37,7 @@ TINY = 5e-324  # the smallest probability whose logarithm exists
 def open_bundle(folder: Path, trusted: bool) -> Graph:
     """Return the graph of a bundle; UserError if it is damaged, of another version, or names code that is not the lab's.
 
-    ``trusted``: what it names is imported and called, whatever it is.
+    ``trusted``: every class that it names is imported and called.
     """
     content = read_bundle(folder)
     config, outputs = with_current_targets(content["config"]), folder / "artefacts"
@@ -190,7 +190,7 @@ class LoadedModel:
         return text
 
     def serve(self, port: int = 0) -> None:
-        """Show a page on this machine on which one types a text and sees what the memories know, until it is interrupted.
+        """Show a page on this machine that explains a typed text by the memories, until it is interrupted.
 
         ``port`` 0 is one that is free; the page's address is printed.
         """

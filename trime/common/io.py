@@ -118,7 +118,7 @@ def checksum_of_file(file: Path) -> str:
 
 
 def hash_of_files(files: Iterable[tuple[str, Path]]) -> str:
-    """Return a hash of files, given with what each is called: their names, sizes and contents."""
+    """Return a hash of files, given with their names: of names, sizes and contents."""
     digest = hashlib.sha256()
     for name, path in files:
         digest.update(os.fsencode(f"{name}/{path.name}/{path.stat().st_size}\0"))

@@ -1,4 +1,4 @@
-"""Build what the configuration describes by ``_target_``."""
+"""Instantiate the components that a configuration describes by ``_target_``."""
 
 from __future__ import annotations
 

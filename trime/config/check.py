@@ -1,4 +1,4 @@
-"""Check a composed configuration: by the types of the schema, and parts by the signatures of what their ``_target_`` names."""
+"""Check a composed configuration: by the types of the schema, and components by the signatures of their classes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def parse_as(kind: Any, content: Any, place: str = "") -> Any:
-    """Return plain data as a value of a type; UserError that names the setting, below ``place``, and what it must be."""
+    """Return plain data as a value of a type; UserError that names the setting, below ``place``, and its type."""
     from pydantic import ValidationError
 
     try:
@@ -132,7 +132,7 @@ def check_argument(key: str, value: Any, hint: Any) -> None:
 
 
 def components_of(settings: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what has a ``_target_``, at any depth, with its key."""
+    """Yield every section with a ``_target_``, at any depth, with its key."""
     if isinstance(settings, dict):
         if settings.get("_target_"):
             yield place, settings

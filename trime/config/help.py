@@ -119,7 +119,7 @@ def about(content: str) -> str:
 
 
 def lines_of_settings(topic: str, known: dict[str, Entry]) -> Iterator[str]:
-    """Yield a section and its settings, or one setting, one a line: key, default, help, and what it must be."""
+    """Yield a section and its settings, or one setting, one a line: key, default, help and type."""
     for key, entry in known.items():
         if key == topic and entry.is_section:
             yield f"{key}: {entry.help}"

@@ -1,4 +1,4 @@
-"""Tokens of a text with what explains them, as reports and pages show them."""
+"""Tokens of a text with their probabilities and sources, as reports and pages show them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from trime.decoding.generation import AttributedToken, agreeing_entries, top_attention, top_entries
 
-BLANKS = {"\n": "↵\n", " ": "␣", "": "·"}  # what is shown for a token of white space, or of a part of a character
+BLANKS = {"\n": "↵\n", " ": "␣", "": "·"}  # shown for a token of white space, or of a few bytes of a character
 
 
 class GeneratedToken(NamedTuple):
@@ -43,7 +43,7 @@ def describe_step(
 def annotate(tokens: Iterable[GeneratedToken], texts: Iterable[str], before: str) -> list[dict[str, Any]]:
     """Return each token of a passage as reports show it.
 
-    ``texts`` are the whole text after each token, with what comes before the passage, ``before``.
+    ``texts`` are the whole text after each token, with the text before the passage, ``before``.
     """
     annotated: list[dict[str, Any]] = []
     shown = before
@@ -59,7 +59,7 @@ def annotate(tokens: Iterable[GeneratedToken], texts: Iterable[str], before: str
 def extend_shown(shown: str, text: str) -> tuple[str, str]:
     """Return the characters to print after ``shown`` so that it grows into ``text``, and all that is shown then.
 
-    White space at the end waits, because punctuation may remove it; so does a character of which some bytes are missing.
+    White space at the end waits, because punctuation may remove it; so does a character while some of its bytes are missing.
     """
     # A tokenizer writes some marks without the blank before them, and a character byte by byte.
     complete = text.rstrip().removesuffix("\N{REPLACEMENT CHARACTER}")

@@ -1,7 +1,7 @@
-"""An artefact: the output of a stage, in a folder named by the hash of exactly what determines its content.
+"""An artefact: the output of a stage, in a folder named by the hash of exactly the settings and inputs that determine it.
 
 It is built in ``NAME.partial`` under a lock and renamed when it is complete; a killed build resumes there. A manifest with
-the size and checksum of every file tells whether it is still what was written.
+the size and checksum of every file tells whether it is unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trime.lab.manifest import MANIFEST, check_manifest, part_files, write_manif
 class Lab:
     """The folder of artefacts and the engine that makes their shards; no result depends on either.
 
-    ``outputs`` is a project's own folder; what depends on text alone is in ``data``, which projects may share. ``verify``: the
+    ``outputs`` is a project's own folder; artefacts of text are in ``data``, which projects may share. ``verify``: the
     checksums of an artefact are compared before it is used, not only sizes. ``make_shards`` makes the missing shards of an
     artefact by the configured engine, under a progress bar.
     """

@@ -67,7 +67,7 @@ def run_experiment(config: DictConfig, stages: Sequence[Stage]) -> RunOutcome:
 
 
 def run_stage(graph: Any, stage: Stage) -> RunOutcome:
-    """Make what a stage is to make, unless it exists already, and log which of the two it was; return what it adds."""
+    """Make the artefacts of a stage that do not exist, and log which were made; return the stage's outcome."""
     stage.check(graph)
     for artefact in stage.artefacts(graph):
         made = artefact.make()

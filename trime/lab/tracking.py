@@ -111,7 +111,7 @@ def wandb_id(folder: Path) -> str:
 
 
 def set_up_wandb(offline: bool) -> None:
-    """Make W&B quiet before Lightning starts it: Lightning passes a deprecated setting, of which W&B would warn."""
+    """Make W&B quiet before Lightning starts it: Lightning passes a deprecated setting, and W&B would warn of it."""
     import wandb
 
     os.environ.setdefault("WANDB_SILENT", "true")

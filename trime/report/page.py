@@ -51,7 +51,7 @@ def write_page(page: Page, path: Path) -> Path:
 
 
 def place_of(page: Path) -> str:
-    """Return the last line of a run or a sweep: where its page is, and what lies beside it."""
+    """Return the last line of a run or a sweep: its page, and the files beside it."""
     kinds: dict[str, list[str]] = {}
     for file in sorted(page.parent.iterdir()):
         if file.suffix in BESIDE and file != page:

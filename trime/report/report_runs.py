@@ -51,7 +51,7 @@ def report_several(config: DictConfig, runs: Sequence[RunResult], command: str |
 
 
 def report_folder(reports: Path, name: str, runs: Sequence[RunResult]) -> Path:
-    """Return the folder of a report below ``reports``: its name, and a hash of which runs it compares."""
+    """Return the folder of a report below ``reports``: its name, and a hash of the runs that it compares."""
     # The same runs in another order are the same report, and replace it.
     identities = sorted(str((run.name, run.seed, run.config_hash, run.title)) for run in runs)
     return reports / f"{name}-{hashlib.sha256(json.dumps(identities).encode()).hexdigest()[:6]}"

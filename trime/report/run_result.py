@@ -97,7 +97,7 @@ class Row(Record):
     eviction: str | None = None
     memory_share: list[Bucket] = []
     tokens_per_second: float | None = None
-    processor_ms_per_token: float | None = None  # earlier versions measured elapsed time alone
+    processor_ms_per_token: float | None = None  # earlier versions measured only elapsed time
     peak_memory_mb: float | None = None
     bleu: float | None = None
     bleu_statistics: list[list[int]] | None = None  # of each sentence
@@ -124,7 +124,7 @@ class Datastore(Record):
 
 
 class Search(Record):
-    """The search in datastores; ``keys`` is the precision of keys. Where there are several, K may be as in ``4 and 8``."""
+    """The search in datastores; ``keys`` is the precision of keys. Several datastores may have K as in ``4 and 8``."""
 
     k: int | str
     keys: str

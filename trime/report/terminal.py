@@ -135,7 +135,7 @@ def memory_verdict(groups: list[Group]) -> str:
 
 
 def kind_of(group: Group) -> str | None:
-    """Return whether a model is plain, has memories at test alone, or was trained for them; None if it now lacks them."""
+    """Return whether a model is plain, has memories only at test, or was trained for them; None if it now lacks them."""
     if group.row.memories == VOCABULARY:
         return None if group.first.trained_with_memory else PLAIN
     return TRAINED if group.first.trained_with_memory else AT_TEST

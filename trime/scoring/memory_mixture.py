@@ -69,7 +69,7 @@ class MemoryMixture:
     """The vocabulary of a model and some memories, mixed with weights that are fitted to windows of held-out text.
 
     ``memories`` by name, each with one size. ``mixture``: by default ``Adaptive``. Windows come in the order of the text.
-    Memories and mixture are copied, so that what others do with them, another pass over a text included, changes nothing here.
+    Memories and mixture are copied, so that other uses of them, such as another pass over a text, change nothing here.
     Raises UserError where there are fewer than three ``folds``: ``Adaptive`` scores one, stops at one, and fits to the rest.
     """
 

@@ -55,7 +55,7 @@ class Weights:
         self.by_bin = {name: TokenMeans(len(memory_bins.names)) for name, memory_bins in bins.items()}
 
     def add(self, token: Int[Tensor, " n"], share: Float[Tensor, "n s"], number: Int[Tensor, "n m"]) -> None:
-        """Add tokens with what ``token_weights`` returned of them."""
+        """Add tokens with the result of ``token_weights``."""
         self.largest += share.argmax(1).bincount(minlength=share.shape[1])
         for table, column in zip(self.by_token, share.unbind(1), strict=True):
             table.add(token, column)

@@ -170,7 +170,7 @@ class MixtureSpec:
         return "interpolate" if self.interpolations else "joint"
 
     uses_experts: ClassVar[bool] = False
-    state_scope: ClassVar[StateScope] = StateScope.NONE  # beside what its memories carry
+    state_scope: ClassVar[StateScope] = StateScope.NONE  # beside the state of its memories
 
     def window_scorer(self) -> GridScorer:
         return GridScorer(self)
@@ -222,7 +222,7 @@ class MixtureSpec:
         return [dict(item for setting in settings for item in setting.items()) for settings in product(*axes)]
 
     def with_settings(self, chosen: dict[str, float]) -> MixtureSpec:
-        """Return the row with the chosen settings alone."""
+        """Return the row with only the chosen settings."""
         temperature = (chosen["temperature"],) if self.joint else self.temperature
         interpolations = tuple(
             Interpolation(interpolation.memories, (chosen[t],), (chosen[share],))

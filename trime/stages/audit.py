@@ -1,4 +1,4 @@
-"""audit: check for a trained run that the probability of a scored token does not depend on what it must not see.
+"""audit: check for a trained run that the probability of a scored token does not depend on text that it must not see.
 
 Text is altered and scored again with the run's model, memories and tuned settings:
 

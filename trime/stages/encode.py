@@ -42,9 +42,9 @@ from trime.training.hardware import Hardware
 
 @dataclass(frozen=True)
 class Portion:
-    """The part of a split that is encoded, and for what.
+    """The range of a split that is encoded, and its use.
 
-    ``section``: evaluate (contexts and masses are stored, for scoring) or datastore (contexts alone). ``tokens``: a budget of
+    ``section``: evaluate (contexts and masses are stored, for scoring) or datastore (only contexts). ``tokens``: a budget of
     scored tokens, None for all; ``sample``: whether it is spent on the starts of documents or on whole ones. ``dtype``: of
     the stored encodings.
     """
@@ -192,7 +192,7 @@ class Encode(ShardedArtefact):
     def work(self, folder: Path, opened: tuple[Corpus, Reader, Segments] | None = None) -> Work:
         """Return the work on shards of as many windows each; a stateful reader must have read those before a shard.
 
-        What another machine left at a URL may lack the state after its last shard.
+        Shards that another machine left at a URL may lack the state after the last one.
         """
         corpus, reader, windows = opened or self.open()
         length = max(1, SHARD // int(windows.length.max()))  # windows of a shard
@@ -202,7 +202,7 @@ class Encode(ShardedArtefact):
         def make(number: int, advance: Advance) -> None:
             restore_reader_state(reader, folder, number - 1, self.hardware.device)
             batches = self.encode_batches(reader, corpus, shards[number], number * length)
-            # What it took is not in the shard, whose bytes depend on the text only.
+            # Time and memory are not in the shard, whose bytes depend only on the text.
             write_shard(files[number], folder / f"part-{number:05d}.json", reader, batches, advance)
 
         def can_begin(number: int) -> bool:
@@ -244,7 +244,7 @@ class Encode(ShardedArtefact):
         return max(1, tokens // int(windows.length.max()))
 
     def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments) -> None:
-        """Print how long encoding will take and how much it will write; UserError if the disk is too small."""
+        """Print a forecast of the time and the disk space of encoding; UserError if the disk is too small."""
         seconds, size = self.estimate_cost(reader, corpus, windows)
         log.info(
             f"{self.stage}: {windows.scored():,} tokens of {self.split}: about {seconds / 60:.1f} minutes "
@@ -298,7 +298,7 @@ class Encode(ShardedArtefact):
 
 @torch.no_grad()
 def write_shard(file: Path, note: Path, reader: Reader, batches: Iterator[dict[str, Tensor]], advance: Advance) -> None:
-    """Write the columns of encoded batches, in the order of their windows, as one shard, and what it took.
+    """Write the columns of encoded batches, in the order of their windows, as one shard, and a note on time and memory.
 
     Progress is counted in scored tokens.
     """

@@ -96,7 +96,7 @@ class Evaluate(TestResults, ShardedArtefact):
         note, tensors, notes = meter.note(), {"token": torch.cat(tokens).cpu()}, []
         for place, row in enumerate(rows):
             tensors |= prefixed(str(place), row.tensors())
-            # A row alone would not have taken the time in which the others were scored.
+            # The time of a row does not include that of scoring the rest of the group.
             others = [other for other in rows if other is not row]
             spent = {name: sum(getattr(other, name) for other in others) for name in ("seconds", "processor_seconds")}
             notes.append(note | {name: note[name] - seconds for name, seconds in spent.items()})
@@ -166,7 +166,7 @@ class RowScores:
 
 
 def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:
-    """Describe the search of datastores and its K: one value where all agree, else one for each in words."""
+    """Describe the search of datastores and its K: one value where all agree, else the values in words."""
     searched = [memory.nearest for memory in memories.values() if memory.nearest]
     kinds, ks = [[*dict.fromkeys(values)] for values in ([nearest.kind for nearest in searched], [n.k for n in searched])]
     return {"search": " and ".join(map(str, kinds)) or None, "k": ks[0] if len(ks) == 1 else " and ".join(map(str, ks)) or None}
@@ -181,7 +181,7 @@ def policy_name(policy: dict[str, Any]) -> str:
 
 
 def results_on_test(graph: Any) -> list[Artefact | None]:
-    """Return the results on test, and what analyses them."""
+    """Return the results on test, and their analyses."""
     subsets = graph.subsets.build_order() if graph.subsets else []
     return [*graph.evaluate.build_order(), *subsets, graph.analysis, graph.per_token]
 

@@ -20,7 +20,7 @@ from trime.report.run_result import VOCABULARY
 from trime.stages.graph import Graph
 from trime.stages.samples import Writer, open_writer
 
-HOST = "127.0.0.1"  # the page is for this machine alone
+HOST = "127.0.0.1"  # the page is only for this machine
 TOKENS = 200  # that are explained, or written, at once
 ENTRIES = 3  # of memories, shown per token
 LONGEST = 200_000  # characters of a text
@@ -38,7 +38,7 @@ class ExplorerRequest(BaseModel):
 
 
 class Explorer:
-    """A writer whose answers are shown on a page; one is given after the other."""
+    """A writer whose answers are shown on a page, one after another."""
 
     def __init__(self, writer: Writer):
         self.writer, self.lock = writer, threading.Lock()
@@ -71,7 +71,7 @@ class Explorer:
         opened = first_shown(tokens)
         shown = [annotated(token, self.colours, token is opened) for token in tokens]
         html = rendered("explored.html", given=before[-2000:], tokens=shown)
-        # What was typed stays as it was typed: a tokenizer does not restore all of it.
+        # The typed text stays as it is: a tokenizer does not restore all of it.
         text = asked.text + extend_shown(before, after)[0] if asked.write else asked.text
         return {"html": html, "text": text, "said": summary(explained, bool(asked.write))}
 
@@ -86,7 +86,7 @@ def summary(tokens: list[GeneratedToken], written: bool) -> str:
 
 
 def app_of(explorer: Explorer) -> Any:
-    """Return the ASGI application that shows an explorer's page and gives its answers, to this machine alone."""
+    """Return the ASGI application that shows an explorer's page and gives its answers, only to this machine."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware

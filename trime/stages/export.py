@@ -1,7 +1,7 @@
 """export: one folder with a run's model, vocabulary, memories and mixture, which ``trime.load`` opens anywhere.
 
-It holds the artefacts that scoring and generation read, under the names that they have in the run. Of the prepared text only
-the split that a memory holds goes along.
+It holds the artefacts that scoring and generation read, under the names that they have in the run. Of the prepared text,
+only the split that a memory holds is exported.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ WARNING = """\
 > can read: publish it only if you may publish that text.
 
 """
-CORPUS = ("vocabulary.json", "statistics.json", LEARNED)  # what is needed of a text that no memory holds
+CORPUS = ("vocabulary.json", "statistics.json", LEARNED)  # files of a text that no memory holds
 PRETRAINED = "pretrained-model"  # the folder of a pretrained model
 LEFT_OUT = ("expert_masses", "seconds.txt")  # files that only further stages of the run read
 OF_THE_RUN = (  # sections of the configuration that say how and where it was trained and reported
@@ -162,7 +162,7 @@ def disclosed_memories(graph: Graph) -> list[str]:
 
 
 def copy_artefacts(graph: Graph, target: Path) -> None:
-    """Copy the artefacts that a writer reads, with manifests of the files that go along; UserError if one is missing."""
+    """Copy the artefacts that a writer reads, with manifests of the copied files; UserError if one is missing."""
     artefacts = {artefact.path(): artefact for _, artefact in roles_of(graph)}  # two roles may have the same content
     stored = [graph.memories.stored[name] for name in disclosed_memories(graph)]
     disclosed = [(memory.text.path(), f"{memory.split}.") for memory in stored]
@@ -191,7 +191,7 @@ def copy_artefacts(graph: Graph, target: Path) -> None:
 
 
 def portable_config(graph: Graph, has_pretrained: bool) -> dict[str, Any]:
-    """Return the configuration without what belongs to this machine: places, loggers, devices, the datasets' readers.
+    """Return the configuration without settings of this machine: places, loggers, devices, the datasets' readers.
 
     ``has_pretrained``: the bundle has the folder of a pretrained model.
     """
@@ -202,7 +202,7 @@ def portable_config(graph: Graph, has_pretrained: bool) -> dict[str, Any]:
     reader = {"_target_": "trime.data.datasets.folder.Folder", "name": "bundle", "tokenizer": {"_target_": tokenizer}}
     config["dataset"], config["evaluate"]["dataset"] = reader, None
     config["checkpoint"] = config["checkpoint"] and graph.model.folder.name
-    # Every memory with a datastore has a section that says of which text, and so has the configuration as a whole.
+    # Every memory with a datastore has a section that names its text, and so has the configuration as a whole.
     sections = [(graph.config, config["datastore"])]
     for name, node in config["test_memories"].items():
         if memory := graph.memories.stored.get(name):

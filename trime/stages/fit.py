@@ -131,14 +131,14 @@ class Fit(Artefact):
     corpus: Prepare
     pack: Pack | None
     task: LanguageModelTraining
-    weights: dict[str, Any]  # what the weights depend on before they are trained
+    weights: dict[str, Any]  # settings on which the weights depend before they are trained
     trainer: TrainerSettings
     accumulate: int  # micro-batches per update
     keep: str  # the weights of the "best" validation, or the "last" ones
     validate_every: Free[int]  # updates
     memory_size: Free[int]  # of a memory inside the model while it is trained
     eviction: Free[dict[str, Any] | None]  # of that memory
-    lengths: Free[dict[str, int]]  # of what the model must be able to read, by the setting of each
+    lengths: Free[dict[str, int]]  # of windows that the model must be able to read, by their settings
     loggers: Free[Callable[[], list[Any]]]  # experiment loggers of this process
     launch: Free[Callable[[Path], None]]  # trains in a folder, in a process for each device
     lab: Free[Lab]

@@ -334,7 +334,7 @@ class Graph:
         return None
 
     def own_sections(self, run: ScoredRun) -> list[Section]:
-        """Return sections of the report's page that are of this kind of experiment alone."""
+        """Return sections of the report's page that only this kind of experiment has."""
         return []
 
     @cached_property
@@ -392,7 +392,7 @@ class Graph:
 
     @cached_property
     def loggers(self) -> list[Any]:
-        """The run's experiment loggers, each of which starts its run when it is first written to.
+        """The run's experiment loggers; a logger starts its run when it is first written to.
 
         In a worker process a dummy, for callbacks that need a logger.
         """
@@ -411,7 +411,7 @@ class Graph:
         return self.results_folder(self.answer)
 
     def results_folder(self, results: Artefact) -> Path:
-        """Return the folder of results, named by experiment, seed and what determines them."""
+        """Return the folder of results, named by experiment, seed and fingerprint."""
         runs = self.lab.outputs / "runs" / self.config.name
         return runs / f"seed{self.config.seed}-{results.fingerprint[:8]}"
 
@@ -425,7 +425,7 @@ class Graph:
 
 
 def open_job(graph_of: type[Graph], job: Job) -> MakeShard:
-    """Return the function that makes the shards of a job's artefact in another process, from the settings alone.
+    """Return the function that makes the shards of a job's artefact in another process, from nothing but the settings.
 
     A shard that exists already, because the worker that made it died before it said so, is not made again.
     """

@@ -65,7 +65,7 @@ class BuildIndex(ShardedArtefact):
     summary_file = "datastore.json"
 
     store: Artefact
-    index: Free[Index]  # identity() has what decides the index; the rest, how it is searched
+    index: Free[Index]  # identity() has the settings that decide the index; the rest decide how it is searched
     largest_k: Free[int]
     lab: Free[Lab]
 
@@ -158,7 +158,7 @@ class BuildIndex(ShardedArtefact):
     def knn_memory(self, queries: dict[str, Any]) -> KNNMemory:
         """Return the memory of the K nearest entries for the queries of an encoded split, whose description is ``queries``.
 
-        UserError if the datastore holds that very split, and documents cannot be told apart to hide their own entries.
+        UserError if the datastore holds that very split, and text without documents has no own entries to hide.
         """
         store, index, stored = Datastore(self.store.path()), self.index, self.store.summary()
         same = stored["text"] == queries["text"]

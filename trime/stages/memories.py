@@ -34,7 +34,7 @@ from trime.token_memory.test.external import ExternalMemory
 from trime.token_memory.test.ngrams import Ngrams, SuffixArray, TextNgrams
 
 FILES = ("text", "order", "starts", "ends")
-SEARCH = ("k", "nprobe", "rescore")  # the settings that decide what a search of the index returns
+SEARCH = ("k", "nprobe", "rescore")  # the settings that decide the result of a search
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,7 +137,7 @@ class StoredMemory(MemoryTraits, ABC):
 class DatastoreMemory(StoredMemory):
     """The nearest entries of a datastore, with the settings datastore.* and index.*.
 
-    ``datastore`` and ``index``: settings of this memory alone, in place of those in the sections of the same name, so that
+    ``datastore`` and ``index``: settings of just this memory, in place of those in the sections of the same name, so that
     several memories of an experiment can search different text by different indexes.
     """
 

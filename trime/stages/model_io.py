@@ -48,7 +48,7 @@ class ModelSettings:
         return copy.deepcopy({name: self.model[name] for name in ("embedding", "backbone", "head")}) | gate
 
     def weights(self) -> dict[str, Any]:
-        """Return what weights depend on: all settings; for a pretrained model, its own weights and their training."""
+        """Return the settings on which weights depend: all; of a pretrained model, its own weights and their training."""
         if not self.is_pretrained:
             return self.components()
         gate = {"gate": True} if self.model.get("gate") else {}
@@ -128,7 +128,7 @@ def write_description(
     trained: dict[str, Any] | None = None,
     source: Vocabulary | None = None,
 ) -> None:
-    """Write ``model.json``: what builds the network again and detects another vocabulary or pretrained model.
+    """Write ``model.json``, which builds the network again and detects another vocabulary or pretrained model.
 
     ``source`` is the vocabulary of the source language of a translation model.
     """

@@ -64,7 +64,7 @@ class Pack(ShardedArtefact):
         return Work(files, sizes, make)
 
     def index(self, corpus: Corpus, text: Split, segments: Segments) -> Any:
-        """Return the index of all segments; UserError if their tokens are not what its analyzer reads."""
+        """Return the index of all segments; UserError if its analyzer cannot read their tokens."""
         index = build(self.neighbours)
         terms = segment_terms(text, segments, [corpus.vocabulary.eos, corpus.vocabulary.unknown])
         if index.analyzer == "english":

@@ -49,7 +49,7 @@ from trime.lab.stage import Stage
 
 log = logging.getLogger(__name__)
 
-LEARNED = "tokenizer.json"  # in a prepared text: what a tokenizer has learned
+LEARNED = "tokenizer.json"  # in a prepared text: the pieces that its tokenizer learned
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Prepare(Artefact):
 
     kind, format = "prepare", 2
 
-    described: Free[dict[str, Any]]  # the dataset, as conf/dataset describes it; identity() has what decides which text it is
+    described: Free[dict[str, Any]]  # the dataset, as conf/dataset describes it; identity() leaves its place out
     vocabulary: VocabularySettings
     lab: Free[Lab]
     others: Free[VocabularySource | None] = None

@@ -24,7 +24,7 @@ from trime.training.hardware import Hardware
 
 log = logging.getLogger(__name__)
 
-TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # what decides how text is tokenized
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # they decide how text is tokenized
 
 
 def is_pretrained(config: DictConfig) -> bool:

@@ -120,7 +120,7 @@ def with_bits(row: dict[str, Any], metric: str, text: ScoredText) -> Row:
 def made_from(graph: Graph, *stages: str, also: Iterable[Artefact] = ()) -> list[str]:
     """Return the names of the artefacts of some stages, and of the folders that the configuration names in their place."""
     config = graph.config
-    # A folder that the configuration names stands for artefacts, which pruning must spare as well.
+    # A folder that the configuration names is in the place of artefacts: pruning must spare it as well.
     stores = [memory.config.datastore.path for memory in graph.memories.stored.values()]
     named = (config.checkpoint, config.datastore.path, *stores, config.mixture.get("path"), config.model.get("name"))
     artefacts = [*also, *(artefact for stage in stages for artefact in graph.artefacts_of(stage))]
@@ -151,7 +151,7 @@ def report_run(graph: Graph) -> RunOutcome:
     config, folder = graph.config, graph.run_folder
     folder.mkdir(parents=True, exist_ok=True)
     sampled = samples_of(graph)
-    # The samples' artefact is of the run before it is drawn, so that pruning does not take what was drawn so far.
+    # The samples' artefact is of the run before it is drawn, so that pruning does not take the passages drawn so far.
     run = keep_provenance(folder / "results.json", collect_results(graph, [sampled] if sampled else []))
     # Written before anything slow or fragile, such as pictures: they are the result.
     kept = OmegaConf.merge(config, {"trainer": {"precision": graph.hardware.precision}})  # auto depends on the machine
@@ -166,7 +166,7 @@ def report_run(graph: Graph) -> RunOutcome:
         copy_file(graph.per_token.path() / TOKENS, folder / TOKENS)
     table, verdict, is_alone = tables.run_table(run), run_verdict(run), runs_of_sweep() < 2
     sections = result_sections(run, folder, table, verdict)
-    if is_alone:  # what follows decorates the results, and may take longer than they did
+    if is_alone:  # pictures and pages follow, which may take longer than the results did
         print(f"results: {folder / 'results.json'}", flush=True)
     samples: list[Sample] = []
     if sampled:
@@ -200,7 +200,7 @@ def report_run(graph: Graph) -> RunOutcome:
         print(ending(verdict, run_lines(run, table), tables.text_notes(run), place_of(page)), flush=True)
     else:  # a sweep ends with a table of all
         print(f"{run_result(run)}, {page}", flush=True)
-    # After all files: what is logged is what the page shows.
+    # After all files: the loggers get what the page shows.
     log_once(lambda: graph.loggers, plain(config.logger), folder, run, samples, pictures)
     return RunOutcome(run.dev.loss, (folder,))
 

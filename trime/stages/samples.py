@@ -1,4 +1,4 @@
-"""samples: passages of the test text, token by token, with the share of each memory and the entries used; and what writes text.
+"""samples: passages of the test text, token by token, with the share of each memory and the entries used; the writer.
 
 Drawing them takes long beside the rest of a report. Each is kept as it is drawn, so that the same command, killed or out of
 time, goes on with the next.
@@ -113,7 +113,7 @@ class Writer:
         prompt = {"text": None, "bounded": True, "split": "prompt"}
         memories = graph.memories.open_all(prompt, list(self.row.sizes), self.row.memories)
         evaluate = config.evaluate
-        # A stateful model carries what it has read, so that its windows need no context.
+        # A stateful model carries the text that it has read, so that its windows need no context.
         windows = WindowLengths(evaluate.block, 0 if network.is_stateful else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
         self.sources = {name: StoredText(graph.memories.stored[name]) for name in memories if name in graph.memories.stored}

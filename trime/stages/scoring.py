@@ -86,7 +86,7 @@ def sums_as_tensors(sums: Sequence[LossSums]) -> dict[str, torch.Tensor]:
 
 
 def add_sums(sums: Sequence[LossSums], tensors: dict[str, torch.Tensor]) -> None:
-    """Add what ``sums_as_tensors`` wrote of each row to the sums of the whole text."""
+    """Add the tensors of ``sums_as_tensors`` to the sums of the whole text."""
     for row, each in enumerate(sums):
         each.put_tensors(unprefixed(tensors, f"row-{row}"))
 

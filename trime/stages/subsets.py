@@ -1,4 +1,4 @@
-"""Artefacts of stage evaluate: a mixture refitted on subsets of its memories, to measure what each memory costs and gains.
+"""Artefacts of stage evaluate: a mixture refitted on subsets of its memories, to measure the cost and the gain of each memory.
 
 The model is not needed: the masses on valid are stored already, and one pass over test scores every subset.
 """
@@ -103,7 +103,7 @@ class Subsets(ShardedArtefact):
     lab: Free[Lab]
 
     def work(self, folder: Path, opened: OpenedSubsets | None = None) -> Work:
-        """Return the work on spans of the test split: summed losses of every subset, and what the full mixture weighs."""
+        """Return the work on spans of the test split: summed losses of every subset, and the weights of the full mixture."""
         scored = opened or OpenedSubsets(self)
         full_row, memories = scored.rows[-1], self.tune.memories
         spans = spans_of(self.encoded, max(full_row.state_scope, memories.state_scope(full_row.memories)))

@@ -88,7 +88,7 @@ class TrainSmall(Artefact):
         schedule = build(self.schedule, "schedule")
         task = AnsweringModule(model, optimizer, schedule, settings.prompt_loss_weight, self.seed)
         without_context = build(self.questions, "questions", words=0, min_words=None)
-        # A curriculum: facts alone come before facts within text.
+        # A curriculum: bare facts come before facts within text.
         first = round(settings.facts_only_share * updates)
         phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()
         loader = ExampleLoader(phases, tokenizer, settings, self.seed)
@@ -98,7 +98,7 @@ class TrainSmall(Artefact):
         model.save_pretrained(folder)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         write_json(folder / "train.json", metrics | {"seconds": round(meter.seconds, 1)})
-        # Checkpoints serve a killed training alone.
+        # Checkpoints serve only a killed training.
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
@@ -187,7 +187,7 @@ class ExampleLoader:
 
 
 def batched(examples: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield lists of ``size`` examples, the last of which may be shorter (itertools.batched of Python 3.12)."""
+    """Yield lists of ``size`` examples, the last list may be shorter (itertools.batched of Python 3.12)."""
     iterator = iter(examples)
     while group := list(islice(iterator, size)):
         yield group

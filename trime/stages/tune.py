@@ -201,7 +201,7 @@ TUNE = Stage(
 
 @dataclass(frozen=True)
 class MixtureSettings:
-    """The section ``mixture`` as far as it decides what is fitted to given masses."""
+    """The section ``mixture`` as far as it decides the fit to given masses."""
 
     model: dict[str, Any]
     folds: int

@@ -135,7 +135,7 @@ class TranslationGraph(Graph):
 
     def training_task(self) -> TranslationTraining:
         translation = self.config.translation
-        # While it trains, the model translates alone: there is no external memory to weight.
+        # While it trains, the model translates without memory: there is no external memory to weight.
         by_bleu = self.config.train.keep == "best" and translation.best_by == "bleu"
         return TranslationTraining.of(
             self.config,

@@ -206,12 +206,12 @@ def text_of(record: Any, field: str, where: str) -> str:
 
 
 def whole_characters(text: str) -> str:
-    """Return a text with U+FFFD in place of what is no character: half of a pair of JSON's escapes."""
+    """Return a text with U+FFFD in place of half a pair of JSON's escapes, which is no character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def one_line_end(text: str) -> str:
-    """Return a text whose lines end at a newline alone, and without a byte order mark."""
+    """Return a text whose lines end only at a newline, and without a byte order mark."""
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
@@ -240,7 +240,7 @@ def holds_text(file: Path, field: str) -> bool:
 
 
 def not_text(files: list[Path]) -> Counter[str]:
-    """Return the count of files that are not text, with their names and what may be wrong with them."""
+    """Return the count of files that are not text, with their names and a remedy."""
     if not files:
         return Counter()
     names = ", ".join(printable(file.name) for file in files[:NAMED]) + (", …" if len(files) > NAMED else "")
@@ -269,7 +269,7 @@ class Name(NamedTuple):
     word: str  # as it is written
     is_plain: bool  # nothing but a split's name
     prefix: str | None
-    rest: str  # what follows the split, without the number of a part
+    rest: str  # the end of the name, after the split and without the number of a part
     part: int | None
     parts: int | None  # how many files the split has, if the name of each tells
 

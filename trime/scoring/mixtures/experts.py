@@ -1,7 +1,7 @@
 """Mixtures of softmaxes: P(w) = Σ_e π_e(c) P_e(w), over the vocabulary's softmax and the experts of every memory.
 
 An expert is a memory's own softmax at one temperature, or the continuations of one n-gram order. Mixtures differ in their
-weights π, which depend only on what is known before the target: each expert's mass, and how well it predicted earlier tokens.
+weights π, which depend only on facts known before the target: each expert's mass, and how well it predicted earlier tokens.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def concat_masses(several: list[ExpertMasses]) -> ExpertMasses:
 class History:
     """Each expert's record on the document's earlier tokens: a decaying mean of log-probability for each of ``decays``.
 
-    With decay 0 it is the log-probability of the last token alone.
+    With decay 0 it is the log-probability of only the last token.
     """
 
     decays: tuple[float, ...]

@@ -62,7 +62,7 @@ class FaissSearch:
 
 
 class FaissBuilder:
-    """An index of FAISS by its factory string, in which an underscore stands for a comma."""
+    """An index of FAISS by its factory string, with underscores for commas."""
 
     def __init__(self, factory: str):
         self.factory = factory

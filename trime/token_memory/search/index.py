@@ -36,7 +36,7 @@ class IndexBuilder(Protocol):
         ...
 
     def train(self, keys: Keys, metric: str, folder: Path) -> Path:
-        """Write what all slices share to a file ``learned.…`` of the folder, unless it is there; return its path."""
+        """Write the quantisers that all slices share to a file ``learned.…``, unless it is there; return its path."""
         ...
 
     def fill(self, keys: Keys, metric: str, trained: Path, folder: Path, bar: Any) -> None:
@@ -109,7 +109,7 @@ def split_cells(whole: IndexSlice, count: int) -> list[IndexSlice]:
 
 
 def build_slices(slices: list[IndexSlice], folder: Path, bar: Any) -> None:
-    """Build the index of all slices, one after another; ``folder`` keeps what was trained, so that a killed run resumes."""
+    """Build the index of all slices, one after another; ``folder`` keeps the quantisers, so that a killed run resumes."""
     store, factory, metric = slices[0].store, slices[0].factory, slices[0].metric
     if factory is None:
         bar.update(slices[-1].last)

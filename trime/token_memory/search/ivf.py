@@ -32,7 +32,7 @@ SAMPLE, STEPS = 64, 10  # training keys per cell; rounds of k-means
 
 @contextmanager
 def opened_cells(folder: Path) -> Iterator[Any]:
-    """Open the description of an index; UserError if it, or what is read meanwhile, is damaged."""
+    """Open the description of an index; UserError if it, or a file that is read meanwhile, is damaged."""
     try:
         with safe_open(folder / CELLS, "pt") as tensors:
             yield tensors
@@ -78,7 +78,7 @@ class IVFSearch:
             number = tensors.get_slice("number")[first:last]
             self.key = torch.from_numpy(np.load(folder / KEYS, mmap_mode="c"))
         number = number.int() if self.start[-1] < 2**31 else number  # half the memory to read
-        self.number = torch.cat([number, number.new_full((1,), -1)])  # the last one stands for a missing key
+        self.number = torch.cat([number, number.new_full((1,), -1)])  # the last one is that of a missing key
         self.topk, self.flat = StreamingTopK(1, 1), torch.empty(0)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
