@@ -95,8 +95,3 @@ def traits_of(config: DictConfig, name: str) -> type[MemoryTraits]:
     if not issubclass(kind, MemoryTraits):
         raise UserError(f"test_memories.{name}._target_={target} is no memory: name a subclass of Memory or StoredMemory")
     return kind
-
-
-def memories_of(config: DictConfig) -> set[str]:
-    """Return the names of the memories that any row uses."""
-    return memory_names(rows_of(config))

@@ -20,7 +20,7 @@ from trime.errors import UserError, install_command
 from trime.models.network import Network, build_network
 from trime.report.report_runs import check_report
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
-from trime.scoring.rows import NOT_FITTED, memories_of, rows_of, traits_of
+from trime.scoring.rows import NOT_FITTED, traits_of
 from trime.stages.encode import TextWindows
 from trime.stages.graph import Graph
 from trime.stages.memories import Memories
@@ -83,7 +83,7 @@ def check(config: DictConfig) -> None:
     check_trainer(config)
     if config.dictionary and not config.checkpoint:
         raise UserError("dictionary= belongs to a released checkpoint: name it, checkpoint=FILE")
-    check_rows(config)
+    check_rows(graph)
     check_memories(graph)
     graph.check_settings()
     if pretrained:
@@ -126,7 +126,7 @@ def check_memories(graph: Graph) -> None:
         raise UserError("each worker of engine=ray would start those of index.engine=ray: choose one of them")
     if config.index.replicas > 1 and config.index.engine != "ray":
         raise UserError(f"index.replicas={config.index.replicas} are workers of Ray: set index.engine=ray, or index.replicas=1")
-    check_sizes(config)
+    check_sizes(graph)
     batching = instantiate_setting(config, "batching")
     memory = instantiate_setting(config, "memory") if config.memory.get("_target_") else None
     if isinstance(getattr(memory, "visibility", None), Previous) and config.memory.stale and not batching.contiguous_rows:
@@ -163,11 +163,11 @@ def check_metrics(memories: Memories, joined: tuple[str, ...], vocabulary: str |
         expected, of = (expected, of) if expected else (metric, f"memory {name}")
 
 
-def check_sizes(config: DictConfig) -> None:
+def check_sizes(graph: Graph) -> None:
     """Raise UserError if a memory is so small that its policy has no choice."""
+    config = graph.config
     sizes = {"eviction": config.model.get("memory_size"), "train.eviction": config.train.memory_size}
-    for name in memories_of(config):
-        node = config.test_memories[name]
+    for name, node in graph.memories.nodes.items():
         if "policy" in node and "sizes" in node:
             sizes[f"test_memories.{name}.policy"] = node.sizes
     for key, given in sizes.items():
@@ -176,14 +176,14 @@ def check_sizes(config: DictConfig) -> None:
             policy.check_size(size)
 
 
-def check_rows(config: DictConfig) -> None:
+def check_rows(graph: Graph) -> None:
     """Raise UserError if the memories of an experiment cannot be mixed as asked."""
-    model = config.mixture.model
+    config, model = graph.config, graph.config.mixture.model
     if config.mixture.kind not in NOT_FITTED:
         if model is None or "_target_" not in model:
             raise UserError(f"mixture.model={model}: mixture.kind={config.mixture.kind} needs a model, as in conf/mixture")
         instantiate_setting(config, "mixture.model")
-    for row in (row for row in rows_of(config) if isinstance(row, FittedMixtureSpec)):
+    for row in (row for row in graph.table if isinstance(row, FittedMixtureSpec)):
         given_mixture(config)
         if config.compatibility.sorted_windows:  # windows are then not read in the order of the text
             ordered = [name for name in row.memories if traits_of(config, name).needs_text_order]

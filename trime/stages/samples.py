@@ -36,7 +36,6 @@ from trime.decoding.generation import (
 )
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
-from trime.scoring.rows import rows_of
 from trime.stages.graph import Graph
 from trime.stages.memories import StoredMemory
 from trime.stages.pretrained import is_pretrained
@@ -80,17 +79,12 @@ def open_writer(graph: Graph) -> Writer:
     if is_pretrained(graph.config):
         source = str(graph.small_model.path()) if graph.small_model else graph.config.model.name
         was_fitted = graph.config.checkpoint or (not graph.small_model and graph.fit.folder.is_dir())
-        if is_encoder_decoder(source) or not (was_fitted or last_row_memories(graph)):
+        if is_encoder_decoder(source) or not (was_fitted or graph.table[-1].memories):
             raise UserError(
                 "generate and serve need an experiment whose rows have memories, such as decoder_memory: a model that has them "
                 "in its layers writes in transformers, by model.generate(past_key_values=trime.EvictingCache(…))"
             )
     return Writer(graph)
-
-
-def last_row_memories(graph: Graph) -> set[str]:
-    """Return the names of the memories of the experiment's last row."""
-    return rows_of(graph.config)[-1].memories
 
 
 class Writer:
@@ -102,7 +96,7 @@ class Writer:
         self.vocabulary: Vocabulary = graph.corpus.corpus().vocabulary
         self.tokenizer: Tokenizer = graph.corpus.dataset.tokenizer
         # A row without memories has nothing to tune.
-        self.row = graph.tune.rows()[-1] if last_row_memories(graph) else rows_of(config)[-1]
+        self.row = graph.tune.rows()[-1] if graph.table[-1].memories else graph.table[-1]
         self.label = self.row.label
         network, described = graph.model_settings.open(graph.model.path())
         if described["vocabulary_fingerprint"] != self.vocabulary.fingerprint:
@@ -238,7 +232,7 @@ class Samples(Artefact):
 def samples_of(graph: Graph) -> Artefact | None:
     """Return a run's samples; None if its last row has no memories or one that holds the test text itself."""
     shown = plain(graph.config.report.samples)
-    if not shown["passages"] or not last_row_memories(graph):
+    if not shown["passages"] or not graph.table[-1].memories:
         return None
     test = graph.evaluated_corpus.corpus().fingerprint("test")
     if any(memory.fingerprint() == test for memory in graph.memories.stored.values()):

@@ -199,9 +199,6 @@ class TuneByBleu(TunedRows):
                 log.warning(f"tune: {row['memories']}: K={best} is at the edge of the grid: widen translation.k")
         write_json(folder / "tuned.json", content)
 
-    def tuned(self) -> dict[str, Any]:
-        return self.read("tuned.json")
-
     def for_row(self, row: int) -> TunedRows:
         """Return the pass at the row's best K."""
         k = self.tuned()["k"][row]
