@@ -18,6 +18,7 @@ from trime.common.io import to_json, write_json
 from trime.common.metrics import perplexity
 from trime.common.types import Bool, Contexts, Tensor
 from trime.lab.artefact import Artefact, Lab
+from trime.report.report_run import TOKENS
 from trime.scoring.loss_sums import BUCKETS, TokenMeans, dev_frequency
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import sizes_of
@@ -27,7 +28,6 @@ from trime.stages.tune import TunedRows
 from trime.token_memory.search.datastore import KNNMemory
 from trime.token_memory.search.search import CachedSearch
 
-TOKENS = "tokens.jsonl"
 DIGITS = 6  # decimals of probabilities and weights of tokens
 TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
 

@@ -39,11 +39,6 @@ class Span(NamedTuple):
     before: int
     tokens: int
 
-    @property
-    def name(self) -> str:
-        """The range that it covers, as part of a file's name."""
-        return f"{self.low:09d}-{self.high:09d}"
-
 
 def spans_of(encoded: Encode, scope: StateScope) -> list[Span]:
     """Cut an encoded split so that no state reaches into a span: between windows, between documents, or not at all."""
@@ -68,7 +63,7 @@ def starts(number: torch.Tensor) -> torch.Tensor:
 
 def span_file(folder: Path, span: Span, rows: str = "") -> Path:
     """Return the file of a span that is scored, for some ``rows`` if not for all."""
-    return folder / f"part-{rows}{span.name}.safetensors"
+    return folder / f"part-{rows}{span.low:09d}-{span.high:09d}.safetensors"
 
 
 def build_scorer(
