@@ -19,6 +19,7 @@ from trime.common.urls import local_copy
 from trime.config import schema
 from trime.config.check import parse_as
 from trime.data.corpus import VocabularySource
+from trime.data.duplicates import copies_within, duplicates_of
 from trime.data.segments import parse_token_count
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
@@ -40,7 +41,7 @@ from trime.stages.index import ExternalStore, duplicates_in_store
 from trime.stages.memories import Memories, Sources
 from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.pack import Pack
-from trime.stages.prepare import Prepare, VocabularySettings, copies_within, duplicates_of
+from trime.stages.prepare import Prepare, VocabularySettings
 from trime.stages.pretrained import is_pretrained, vocabulary_source
 from trime.stages.run_analysis import PerToken, RunAnalysis
 from trime.stages.scoring import Scoring
@@ -232,15 +233,16 @@ class Graph:
     def duplicates(self) -> list[str]:
         """Notes on documents of valid and test that are also in train, in valid, or in the text of the datastore."""
         text, notes = self.evaluated_corpus, list[str]()
+        corpus, drops_copies = text.corpus(), text.dataset.copies == "drop"
         stored = [(memory.text, memory.config.datastore.split) for memory in self.memories.stored.values()]
         given = [memory.store for memory in self.memories.datastores if isinstance(memory.store, ExternalStore)]
         for split in ("valid", "test"):
-            notes += copies_within(text, split)
+            notes += copies_within(corpus, split)
             for other, other_split in dict.fromkeys([(self.corpus, "train"), (text, "valid"), *stored]):
                 is_store = (other, other_split) in stored
-                notes += duplicates_of(text, split, other, other_split, hides_own=is_store)
+                notes += duplicates_of(corpus, split, other.corpus(), other_split, is_store, drops_copies)
             for store in given:
-                notes += duplicates_in_store(text, split, store)
+                notes += duplicates_in_store(corpus, split, store)
         return notes
 
     @property

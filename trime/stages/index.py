@@ -21,15 +21,14 @@ from trime.common.metrics import ResourceUsage
 from trime.common.progress import Progress
 from trime.common.urls import local_copy
 from trime.config.schema import Index
-from trime.data.corpus import content_hash
-from trime.data.notes import describe_duplicates, find_duplicates
+from trime.data.corpus import Corpus, content_hash
+from trime.data.duplicates import describe_duplicates, find_duplicates
 from trime.errors import UserError, install_command
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.manifest import check_manifest
 from trime.lab.shards import ShardedArtefact, Work
 from trime.lab.stage import Stage
-from trime.stages.prepare import Prepare
 from trime.token_memory.search.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.token_memory.search.index import (
     AUTO,
@@ -267,13 +266,13 @@ class ExternalStore(Artefact):
         raise AssertionError("a given datastore is never built")
 
 
-def duplicates_in_store(text: Prepare, split: str, store: ExternalStore) -> Iterator[str]:
+def duplicates_in_store(corpus: Corpus, split: str, store: ExternalStore) -> Iterator[str]:
     """Yield a note if documents of a split are also in a datastore.
 
     A datastore with a budget of tokens holds the starts of documents: no more of any document is compared. One of the split
     itself hides each document from itself.
     """
-    corpus, source = text.corpus(), store.identity()
+    source = store.identity()
     comparable = split in corpus.statistics["splits"] and source["vocabulary_fingerprint"] == corpus.vocabulary.fingerprint
     if comparable and source["text"] != corpus.fingerprint(split):
         documents, longest = corpus.split(split), max(map(len, store.documents()))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -31,15 +29,6 @@ from trime.data.corpus import (
     training_vocabulary,
 )
 from trime.data.datasets import Dataset
-from trime.data.notes import (
-    PASSAGE,
-    describe_copies,
-    describe_duplicates,
-    describe_near_copies,
-    find_copies,
-    find_duplicates,
-    find_near_copies,
-)
 from trime.data.tokenizers import metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
@@ -142,38 +131,6 @@ def lab_folders(lab: Lab) -> tuple[Path, ...]:
     """Return the folders in which the lab writes; a user's text may lie beside them in ``paths.outputs`` or ``paths.data``."""
     inside = [lab.outputs / name for name in ("runs", "artefacts", "reports", "sweeps")]
     return (lab.outputs, *inside, *(lab.data / name for name in ("prepared", "packed", "raw")))
-
-
-def copies_within(text: Prepare, split: str) -> Iterator[str]:
-    """Yield a note if documents of a split are copies of one another."""
-    corpus = text.corpus()
-    if split in corpus.statistics["splits"] and (copies := find_copies([*corpus.documents(split)])):
-        yield describe_copies(copies, corpus.split(split).lengths, split, corpus.names(split))
-
-
-def duplicates_of(text: Prepare, split: str, other: Prepare, other_split: str, hides_own: bool = False) -> Iterator[str]:
-    """Yield notes if documents of a split, or most of them, are in another split of the text, or in another text.
-
-    ``hides_own``: the other text is that of a datastore, which hides each document from itself if it is the same split.
-    """
-    corpus, others = text.corpus(), other.corpus()
-    is_same = corpus.folder == others.folder
-    exist = split in corpus.statistics["splits"] and other_split in others.statistics["splits"]
-    if not exist or (is_same and split == other_split):
-        return
-    if hides_own and corpus.fingerprint(split) == others.fingerprint(other_split):
-        return
-    where = other_split if is_same else f"{other_split} of {others.statistics['name']}"
-    names, lengths = (corpus.names(split), others.names(other_split)), corpus.split(split).lengths
-    if found := find_duplicates(corpus.documents(split), others.documents(other_split)):
-        yield describe_duplicates(found, lengths, split, where, *names)
-    if is_same and text.dataset.copies == "drop":
-        return  # none is left, by its rule
-    size = corpus.statistics["splits"][split]
-    length = math.ceil(PASSAGE * size["tokens"] / max(size["bytes"], 1))
-    copies = find_near_copies([*corpus.documents(split)], others.documents(other_split), length)
-    if near := {number: share for number, share in copies.items() if number not in found}:
-        yield describe_near_copies(near, lengths, split, where, names[0])
 
 
 def learn_symbols(dataset: Dataset, tokenizer: BytePairs, settings: VocabularySettings) -> None:
