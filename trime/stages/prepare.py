@@ -8,23 +8,18 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trime.common.identity import Free
 from trime.common.parts import build
-from trime.common.progress import Progress
 from trime.data.byte_pairs import BytePairs
 from trime.data.corpus import (
-    FLUSH,
     Corpus,
-    TextCounts,
     VocabularySource,
     build_corpus,
-    lines_with_progress,
+    count_training_symbols,
+    learn_symbols,
     symbol_counts,
     training_vocabulary,
 )
@@ -110,7 +105,7 @@ class Prepare(Artefact):
     def build(self, folder: Path) -> None:
         source = self.others
         if self.learned:
-            learn_symbols(self.dataset, self.learned, self.vocabulary)
+            learn_symbols(self.dataset, self.learned, self.vocabulary.max_size, self.vocabulary.min_count)
             self.learned.save(folder / LEARNED)
         build_corpus(self.dataset, folder, source.vocabulary() if source else self.training_vocabulary())
         if source and source.tokenizer and not any(source.vocabulary().counts):
@@ -131,27 +126,6 @@ def lab_folders(lab: Lab) -> tuple[Path, ...]:
     """Return the folders in which the lab writes; a user's text may lie beside them in ``paths.outputs`` or ``paths.data``."""
     inside = [lab.outputs / name for name in ("runs", "artefacts", "reports", "sweeps")]
     return (lab.outputs, *inside, *(lab.data / name for name in ("prepared", "packed", "raw")))
-
-
-def learn_symbols(dataset: Dataset, tokenizer: BytePairs, settings: VocabularySettings) -> None:
-    """Train a tokenizer on the training split of its dataset, under a progress bar; UserError where there is none."""
-    if "train" not in dataset.splits():
-        raise UserError(f"dataset {dataset.name} has no training split in {dataset.location}: its symbols are learned from one")
-    with Progress(total=dataset.size("train"), unit="B", unit_scale=True, desc="learn train") as bar:
-        read = (lines_with_progress(document, bar, TextCounts(), check=False) for document in dataset.kept_documents("train"))
-        tokenizer.train(chain.from_iterable(read), settings.max_size, settings.min_count)
-
-
-def count_training_symbols(folder: Path) -> None:
-    """Add the counts of the training split, if there is one, to a vocabulary that came without counts."""
-    corpus = Corpus(folder)
-    if "train" in corpus.statistics["splits"]:
-        vocabulary, counts = corpus.vocabulary, np.zeros(len(corpus.vocabulary), np.int64)
-        tokens = corpus.split("train").tokens
-        for start in range(0, len(tokens), FLUSH):
-            counts += np.bincount(tokens[start : start + FLUSH], minlength=len(counts))
-        vocabulary.counts[:] = counts.tolist()
-        vocabulary.save(folder / "vocabulary.json")
 
 
 def log_statistics(folder: Path) -> None:
