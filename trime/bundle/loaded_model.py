@@ -26,7 +26,7 @@ from trime.data.datasets.files import whole_characters
 from trime.decoding.explanation import GeneratedToken
 from trime.errors import UserError
 from trime.stages.explorer import serve
-from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
+from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replace_text, roles_of
 from trime.stages.graph import Graph
 from trime.stages.samples import Writer
 from trime.text_memory.store import MANIFEST
@@ -55,7 +55,7 @@ def open_bundle(folder: Path, trusted: bool) -> Graph:
             section["dataset"]["path"] = str(folder)
         if section.get("path"):
             section["path"] = str(outputs / section["path"])
-    config["model"] = replaced(config["model"], PRETRAINED, str(folder / PRETRAINED))
+    config["model"] = replace_text(config["model"], PRETRAINED, str(folder / PRETRAINED))
     graph = Graph(OmegaConf.create(config))
     graph.run_folder = folder
     for own, artefact in roles_of(graph):

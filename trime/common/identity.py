@@ -130,7 +130,7 @@ def code_of(name: str) -> str | None:
     """
     if name.partition(".")[0] in ("trime", "builtins"):
         return None
-    module = imported(name)
+    module = module_of(name)
     files, waiting = dict[str, str](), [module]
     while waiting:
         module = waiting.pop()
@@ -144,7 +144,7 @@ def code_of(name: str) -> str | None:
 
 
 @cache  # a name that is a class is first tried as a module, and a run asks for the same ones again and again
-def imported(name: str) -> ModuleType | None:
+def module_of(name: str) -> ModuleType | None:
     """Return the module that a dotted name begins with; None where there is none."""
     for end in range(len(parts := name.split(".")), 0, -1):
         with suppress(ImportError, ValueError):

@@ -9,7 +9,7 @@ from typing import Any
 
 from trime.common.io import write_atomically
 from trime.report.canvas import Panel, draw_svg, memory_colours
-from trime.report.passages import Sample, SampledToken, annotated, rendered
+from trime.report.passages import Sample, SampledToken, annotate_token, rendered
 from trime.report.run_result import VOCABULARY, RunResult
 from trime.report.tables import Table
 
@@ -79,7 +79,7 @@ def sample_sections(samples: list[Sample], content: str) -> list[Section]:
         opened = first_shown(sample.tokens)
         shown = sample.before[-SHOWN_BEFORE:]
         before = ("… " if shown != sample.before else "") + shown
-        tokens = [annotated(token, colours, token is opened) for token in sample.tokens]
+        tokens = [annotate_token(token, colours, token is opened) for token in sample.tokens]
         passages.append({"document": sample.document, "before": before, "tokens": tokens})
     return [Section("Samples with their memories", note, passages=passages, colours=colours)]
 

@@ -103,7 +103,7 @@ def rendered(template: str, **content: Any) -> str:
     return templates().get_template(template).render(content)
 
 
-def annotated(token: SampledToken, colours: dict[str, str], opened: bool = False) -> Annotated:
+def annotate_token(token: SampledToken, colours: dict[str, str], opened: bool = False) -> Annotated:
     """Return a token that a run's row explained; the entries of the memory that contributed most come first."""
     sources = [
         Source(entry.memory, colours.get(entry.memory, token.colour), entry.place, f"… {entry.text}")

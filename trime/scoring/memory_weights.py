@@ -45,7 +45,7 @@ def token_weights(
     return share, torch.stack([each.of(total) for each in bins.values()], 1)
 
 
-class Weights:
+class WeightSums:
     """Sums the weights over the tokens of a text."""
 
     def __init__(self, bins: dict[str, Bins], vocabulary: int):

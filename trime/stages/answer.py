@@ -80,7 +80,7 @@ class PromptMaker:
         return Prompt(self.before + text, rest + self.after) if self.is_split else Prompt([], self.before + rest + self.after)
 
 
-Asked = tuple[Example, Prompt]
+PromptedQuestion = tuple[Example, Prompt]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -202,7 +202,7 @@ class Answer(ShardedArtefact):
         """Whether a text is read once for all its questions: none of them comes before it, or decides which of it is kept."""
         return self.answering.order == "last" and self.model_settings["prefill"] != "guided"
 
-    def answer(self, groups: list[list[Asked]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
+    def answer(self, groups: list[list[PromptedQuestion]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Return the answers to groups of questions, with whether they are right; the text of a group is read once."""
         started, lines = time.perf_counter(), []
         texts, questions = zip(*(group[0][1] for group in groups), strict=True)

@@ -15,7 +15,7 @@ from trime.errors import UserError, install_command
 from trime.lab.stage import Stage
 from trime.report.canvas import memory_colours
 from trime.report.page import first_shown
-from trime.report.passages import SampledToken, annotated, rendered
+from trime.report.passages import SampledToken, annotate_token, rendered
 from trime.report.run_result import VOCABULARY
 from trime.stages.graph import Graph
 from trime.stages.samples import Writer, open_writer
@@ -69,7 +69,7 @@ class Explorer:
             before, after = writer.text(ids[:first]), writer.text(ids)
         tokens = [SampledToken(**token) for token in annotate(explained, texts, before)]
         opened = first_shown(tokens)
-        shown = [annotated(token, self.colours, token is opened) for token in tokens]
+        shown = [annotate_token(token, self.colours, token is opened) for token in tokens]
         html = rendered("explored.html", given=before[-2000:], tokens=shown)
         # The typed text stays as it is: a tokenizer does not restore all of it.
         text = asked.text + extend_shown(before, after)[0] if asked.write else asked.text

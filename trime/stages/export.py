@@ -163,15 +163,21 @@ def portable_config(graph: Graph, has_pretrained: bool) -> dict[str, Any]:
     config["index"]["engine"] = "local"
     if has_pretrained:
         config["model"].pop("folder", None)
-        config["model"] = replaced(config["model"], config["model"]["name"], PRETRAINED)
+        config["model"] = replace_text(config["model"], config["model"]["name"], PRETRAINED)
     return config
 
 
-def replaced(content: Any, old: str, new: str) -> Any:
+def replace_text(content: Any, old: str, new: str) -> Any:
     """Return settings with a text in place of another, wherever it is a value."""
     if isinstance(content, dict):
-        return {name: replaced(value, old, new) for name, value in content.items()}
-    return [replaced(value, old, new) for value in content] if isinstance(content, list) else new if content == old else content
+        return {name: replace_text(value, old, new) for name, value in content.items()}
+    return (
+        [replace_text(value, old, new) for value in content]
+        if isinstance(content, list)
+        else new
+        if content == old
+        else content
+    )
 
 
 def upload(folder: Path, repository: str, private: bool) -> None:

@@ -25,7 +25,7 @@ from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.shards import ShardedArtefact, Work, prefixed, read_shard, unprefixed
 from trime.scoring.loss_sums import LossSums, dev_frequency, sum_by_document, summarize_row
-from trime.scoring.memory_weights import Bins, Weights, token_weights
+from trime.scoring.memory_weights import Bins, WeightSums, token_weights
 from trime.scoring.mixture_spec import FittedMixtureSpec, FittedScorer, MixtureSpec
 from trime.scoring.mixtures.experts import ExpertMasses
 from trime.scoring.scorer import Scorer
@@ -118,7 +118,7 @@ class Subsets(ShardedArtefact):
         opened, corpus = OpenedSubsets(self), self.encoded.corpus.corpus()
         work = self.work(folder, opened)
         self.make_shards(work, folder, f"subsets {self.encoded.split}")
-        sums, weights = [LossSums() for _ in opened.rows], Weights(opened.bins, len(corpus.vocabulary))
+        sums, weights = [LossSums() for _ in opened.rows], WeightSums(opened.bins, len(corpus.vocabulary))
         notes = []
         for tensors, note in map(read_shard, work.files):
             notes.append(note)

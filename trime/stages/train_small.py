@@ -172,12 +172,12 @@ class ExampleLoader:
             raise UserError(
                 f"a prompt has {longest} tokens: raise small.model.max_positions={limit} or lower small.questions.words"
             )
-        batch = QuestionBatch(padded(prompts, -1), padded(answers, -1))
+        batch = QuestionBatch(pad_rows(prompts, -1), pad_rows(answers, -1))
         if not settings.spread:
             return batch
         # Positions may be anywhere below the limit, but those of the answer follow them.
         room = limit - batch.answer.shape[1]
-        return batch._replace(position=padded([spread_positions(tokens, self.ends, room, draw) for tokens in prompts], 0))
+        return batch._replace(position=pad_rows([spread_positions(tokens, self.ends, room, draw) for tokens in prompts], 0))
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
@@ -193,7 +193,7 @@ def batched(examples: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield group
 
 
-def padded(rows: list[list[int]], value: int) -> Tensor:
+def pad_rows(rows: list[list[int]], value: int) -> Tensor:
     """Return the rows as one tensor, padded on the right."""
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, value)
 

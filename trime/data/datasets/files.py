@@ -123,10 +123,10 @@ def read_file(file: Path, field: str) -> Iterator[Text] | None:
     if file.name in DESCRIPTIONS and any(file.parent.rglob("*.arrow")):
         return None
     while packing(content):
-        inner, content = inner.rpartition(".")[0], unpacked(content, file)
+        inner, content = inner.rpartition(".")[0], unpack_content(content, file)
     if content.startswith((PARQUET, *ARROW)):
         return read_table(file, name, content, field)
-    text = decoded(content)
+    text = decode_text(content)
     if text is None:
         return None
     if inner.endswith(RECORDS):
@@ -134,7 +134,7 @@ def read_file(file: Path, field: str) -> Iterator[Text] | None:
     return iter([Text(name, text)])
 
 
-def unpacked(content: bytes, file: Path) -> bytes:
+def unpack_content(content: bytes, file: Path) -> bytes:
     """Return the content of compressed data; UserError where it is damaged, or without the package that reads it."""
     unpack: dict[str, Callable[[bytes], bytes]]
     unpack = {"gzip": gzip.decompress, "bzip2": bz2.decompress, "xz": lzma.decompress, "zstandard": partial(unzstd, file)}
@@ -146,7 +146,7 @@ def unpacked(content: bytes, file: Path) -> bytes:
 
 def unzstd(file: Path, content: bytes) -> bytes:
     """Return the content of zstandard's frames; ValueError where the last is not whole."""
-    zstandard, parts = required("zstandard", file), []
+    zstandard, parts = import_optional("zstandard", file), []
     while content:
         frame = zstandard.ZstdDecompressor().decompressobj()
         try:
@@ -159,7 +159,7 @@ def unzstd(file: Path, content: bytes) -> bytes:
     return b"".join(parts)
 
 
-def decoded(content: bytes) -> str | None:
+def decode_text(content: bytes) -> str | None:
     """Return content as text: in UTF-8, or in the encoding of its byte order mark; None if it is neither."""
     try:
         text = content.decode(wide_encoding(content) or "utf-8-sig")
@@ -181,10 +181,10 @@ def read_records(file: Path, name: str, text: str, field: str) -> Iterator[Text]
 
 def read_table(file: Path, name: str, content: bytes, field: str) -> Iterator[Text]:
     """Yield a document for each row of a Parquet or Arrow file."""
-    arrow = required("pyarrow", file)
+    arrow = import_optional("pyarrow", file)
     try:
         if content.startswith(PARQUET):
-            table = required("pyarrow.parquet", file).read_table(io.BytesIO(content))
+            table = import_optional("pyarrow.parquet", file).read_table(io.BytesIO(content))
         else:
             opened = arrow.ipc.open_file if content.startswith(ARROW[0]) else arrow.ipc.open_stream
             table = opened(io.BytesIO(content)).read_all()
@@ -224,7 +224,7 @@ def is_text_memory(folder: Path) -> bool:
     return isinstance(content, dict) and {"identity", "segments"} <= content.keys()
 
 
-def required(module: str, file: Path) -> Any:
+def import_optional(module: str, file: Path) -> Any:
     """Import a module of an optional package; UserError if it is not installed."""
     package = module.partition(".")[0]
     if not find_spec(package):
