@@ -171,13 +171,9 @@ def replace_text(content: Any, old: str, new: str) -> Any:
     """Return settings with a text in place of another, wherever it is a value."""
     if isinstance(content, dict):
         return {name: replace_text(value, old, new) for name, value in content.items()}
-    return (
-        [replace_text(value, old, new) for value in content]
-        if isinstance(content, list)
-        else new
-        if content == old
-        else content
-    )
+    if isinstance(content, list):
+        return [replace_text(value, old, new) for value in content]
+    return new if content == old else content
 
 
 def upload(folder: Path, repository: str, private: bool) -> None:
