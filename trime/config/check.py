@@ -92,20 +92,20 @@ def check_components(settings: dict[str, Any]) -> None:
     """Raise UserError where a ``_target_`` cannot be imported, or an argument is unknown to it or of another type."""
     from hydra.utils import get_object
 
-    for key, part in components_of(settings):
+    for key, component in components_of(settings):
         try:
-            target = get_object(part["_target_"])
+            target = get_object(component["_target_"])
         except Exception as error:  # Hydra raises several kinds, and imports may fail
             reason = " ".join(str(error).split())
-            raise UserError(f"{key}._target_={part['_target_']} cannot be imported: {reason}") from error
+            raise UserError(f"{key}._target_={component['_target_']} cannot be imported: {reason}") from error
         parameters = inspect.signature(target).parameters
         takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         hints = hints_of(target)
-        for name in part.keys() - parameters.keys() - {*FOR_HYDRA}:
+        for name in component.keys() - parameters.keys() - {*FOR_HYDRA}:
             if not takes_any:
                 message = no_setting(f"{key}.{name}", parameters)
                 raise UserError(message if message.endswith("?") else f"{message}: choose from {', '.join(parameters)}")
-        for name, value in part.items():
+        for name, value in component.items():
             if name in hints and not (isinstance(value, dict) and "_target_" in value):  # those are checked by themselves
                 check_argument(f"{key}.{name}", value, hints[name])
 

@@ -44,8 +44,8 @@ def artefacts_in(value: Any) -> Iterator[Artefact]:
     elif hasattr(value, "needs"):
         yield from value.needs()
     elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from artefacts_in(part)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from artefacts_in(item)
     elif dataclasses.is_dataclass(value):
         yield from artefacts_in(hashed_fields(value))
 

@@ -28,7 +28,7 @@ THREADS = 8
 def write_manifest(folder: Path, artefact: str, seconds: float = 0.0) -> None:
     """Write the manifest of an artefact, after deleting the half-written files of killed builds.
 
-    ``seconds`` is how long its build took in the process that finished it. The files of its parts are not of the artefact.
+    ``seconds`` is how long its build took in the process that finished it. Files ``part-…`` are not of the artefact.
     """
     remove_half_written(folder)
     apart = {folder / MANIFEST, *part_files(folder)}

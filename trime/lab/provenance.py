@@ -63,9 +63,9 @@ def config_hash(config: DictConfig) -> str:
     if not any(content["callbacks"].values()):
         content.pop("callbacks")
     own = [node["datastore"] for node in content["test_memories"].values() if "datastore" in node]
-    for part in (content, content["evaluate"], content["datastore"], *own):
-        if part.get("dataset"):
-            identify_text(part["dataset"])
+    for section in (content, content["evaluate"], content["datastore"], *own):
+        if section.get("dataset"):
+            identify_text(section["dataset"])
     return fingerprint_of(content)
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_model
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from trime.common.components import build
 from trime.common.io import write_tensors
-from trime.common.parts import build
 from trime.common.types import Batch, Contexts, Encoding, Float, Int, LogMass, Tensor, contexts_of
 from trime.errors import UserError
 from trime.layers.attention import AttentionTrace, mean_trace

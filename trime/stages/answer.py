@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import read_json_lines, to_json, write_atomically, write_json
 from trime.common.metrics import ResourceUsage, Usage, processor_ms
-from trime.common.parts import build
 from trime.common.pretrained import load_pretrained
 from trime.config.schema import Answering
 from trime.data.questions.base import SEPARATOR, Example, Questions, contains_answer, exact_match, prompt, prompt_parts

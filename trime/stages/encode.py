@@ -276,8 +276,8 @@ class Encode(ShardedArtefact):
             return self.context_columns(contexts_of(batch, reader.encode(batch).g).take(scored), first)
         contexts, vocabulary = reader.contexts_and_mass(batch)
         tokens = is_token(batch).flatten()
-        parts = {"target": vocabulary.target, "total": vocabulary.total, "gate": vocabulary.gate}
-        columns = {name: part for name, part in parts.items() if part is not None}
+        of_vocabulary = {"target": vocabulary.target, "total": vocabulary.total, "gate": vocabulary.gate}
+        columns = {name: column for name, column in of_vocabulary.items() if column is not None}
         masses = torch.zeros(len(columns), len(scored), device=scored.device)
         masses[:, scored] = torch.stack(list(columns.values())).float()
         if masses.isnan().any():
@@ -302,12 +302,12 @@ def write_shard(file: Path, note: Path, reader: Reader, batches: Iterator[dict[s
 
     Progress is counted in scored tokens.
     """
-    meter, parts = ResourceUsage(), []
+    meter, read = ResourceUsage(), []
     for batch in batches:
-        parts.append(batch)
+        read.append(batch)
         advance(int(batch["scored"].sum()) if "scored" in batch else len(batch["token"]))
-    order = torch.cat([part["segment"] for part in parts]).argsort(stable=True)
-    columns = {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
+    order = torch.cat([batch["segment"] for batch in read]).argsort(stable=True)
+    columns = {name: torch.cat([batch[name] for batch in read])[order] for name in read[0]}
     save_reader_state(reader, file)
     write_json(note, meter.note(), indent=None)
     write_tensors(file, columns)
@@ -316,16 +316,16 @@ def write_shard(file: Path, note: Path, reader: Reader, batches: Iterator[dict[s
 def save_reader_state(reader: Reader, shard: Path) -> None:
     """Save the state in which a stateful reader leaves a shard, until the artefact is finished."""
     if reader.network.is_stateful:
-        parts = {f"{number:04d}": part for number, part in enumerate(reader.state_tensors())}
-        write_tensors(reader_state_file(shard.parent, int(shard.stem)), parts)
+        tensors = {f"{number:04d}": tensor for number, tensor in enumerate(reader.state_tensors())}
+        write_tensors(reader_state_file(shard.parent, int(shard.stem)), tensors)
 
 
 def restore_reader_state(reader: Reader, folder: Path, shard: int, device: Any) -> None:
     """Restore the state that a killed run saved after the last finished shard."""
     file = reader_state_file(folder, shard)
     if reader.state is None and file.exists():
-        parts = load_file(file)
-        reader.restore([parts[name] for name in sorted(parts)], device)
+        tensors = load_file(file)
+        reader.restore([tensors[name] for name in sorted(tensors)], device)
     reader_state_file(folder, shard - 1).unlink(missing_ok=True)
 
 
@@ -349,7 +349,7 @@ def read_windows(folder: Path, device: torch.device, low: int = 0, high: int | N
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
         for begin, end in pairwise(edges):
             context = int((~scored[begin:end]).sum())
-            mass = LogMass(*(part[begin + context : end] for part in (target, total, *gate)))
+            mass = LogMass(*(column[begin + context : end] for column in (target, total, *gate)))
             yield Window(contexts.take(slice(begin, end)), context, mass)
 
 

@@ -20,10 +20,10 @@ from omegaconf import DictConfig
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import partial_of, plain, write_json
 from trime.common.metrics import ResourceUsage, processor_ms
-from trime.common.parts import build
 from trime.common.urls import local_copy
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import TextDataModule
@@ -168,7 +168,7 @@ class Fit(Artefact):
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def join_training(self) -> None:
-        """Run this machine's part of a multi-node training; write no files."""
+        """Run this machine's share of a multi-node training; write no files."""
         folder = partial_of(self.folder)
         if not self.folder.is_dir() and not (folder / "train.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -256,7 +256,7 @@ class Fit(Artefact):
         weights = trainer.strategy.lightning_module_state_dict()
         network = self.task.network(corpus)
         if not self.hardware.is_worker:
-            network.load_state_dict({name.removeprefix("network."): part for name, part in weights.items()})
+            network.load_state_dict({name.removeprefix("network."): weight for name, weight in weights.items()})
         return network
 
     def lightning_trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:

@@ -20,8 +20,8 @@ from trime.stages.samples import open_writer
 def generate(graph: Graph) -> None:
     """Print the continuation of a prompt while it is generated, and write generated-*.json.
 
-    With ``explain``, print a line for each token with its probability and the parts of it, then the entries that contributed
-    most, and the whole text beneath.
+    With ``explain``, print a line for each token with its probability and the contributions to it, then the entries that
+    contributed most, and the whole text beneath.
     """
     prompt, writer = read_prompt(graph.config.prompt_file), open_writer(graph)
     ids = writer.read(prompt)

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers.logger import DummyLogger
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from trime.common.components import build
 from trime.common.cpu import prepare_cpu
 from trime.common.io import plain
-from trime.common.parts import build
 from trime.common.urls import local_copy
 from trime.config import schema
 from trime.config.check import parse_as
@@ -362,11 +362,11 @@ class Graph:
         """The small model that is trained to answer questions; None if model.name names a model."""
         if self.config.model.get("name"):
             return None
-        config, parts = self.config, ("optimizer", "schedule", "seed")
+        config, names = self.config, ("optimizer", "schedule", "seed")
         questions = OmegaConf.merge(config.questions, config.small.questions, {"count": None})
         return TrainSmall(
             small=parse_as(schema.Small, plain(config.small), "small"),
-            **{name: plain(config[name]) for name in parts},
+            **{name: plain(config[name]) for name in names},
             trainer=TrainerSettings.of(config),
             questions=plain(questions),
             lab=self.lab,

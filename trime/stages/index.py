@@ -254,12 +254,12 @@ class ExternalStore(Artefact):
         document = -1
         for columns in Shards(self.folder).iter_columns("token", "document"):
             tokens, numbers = (column.numpy() for column in columns)
-            for part in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers)) + 1):
-                if begun and numbers[part[0]] != document:
+            for run in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers)) + 1):
+                if begun and numbers[run[0]] != document:
                     yield np.concatenate(begun)
                     begun = []
-                document = numbers[part[0]]
-                begun.append(tokens[part])
+                document = numbers[run[0]]
+                begun.append(tokens[run])
         yield np.concatenate(begun)
 
     def build(self, folder: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import plain, write_json
 from trime.common.metrics import ResourceUsage
-from trime.common.parts import build
 from trime.config import schema
 from trime.config.check import parse_as
 from trime.data.segments import document_offsets

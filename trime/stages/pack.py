@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import write_array
-from trime.common.parts import build
 from trime.data.corpus import Corpus, Split
 from trime.data.neighbours import TermTable, english, excluded_ranges, segment_terms
 from trime.data.segments import Segments, training_segments

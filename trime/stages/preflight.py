@@ -1,6 +1,6 @@
 """Checks before hours of work are spent: of settings that must fit one another, and of this machine.
 
-Types and bounds of settings are checked by the schema, arguments of parts by their constructors, which are called here.
+Types and bounds of settings are checked by the schema, arguments of components by their constructors, which are called here.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.components import build
 from trime.common.cpu import multiplies_in_bfloat16, prepare_cpu
 from trime.common.io import plain
-from trime.common.parts import build
 from trime.config.check import check_components
 from trime.errors import UserError, install_command
 from trime.models.network import Network, build_network
@@ -102,10 +102,10 @@ def check_trainer(config: DictConfig) -> None:
     for name in extra.keys() & DECIDED_BY.keys():
         raise UserError(f"trainer.extra.{name}: this argument is set by {DECIDED_BY[name]}: set that")
     check_components({"trainer.extra": {"_target_": "pytorch_lightning.Trainer"} | extra})
-    for key, parts in (("callbacks", config.callbacks), ("logger.lightning", config.logger.lightning)):
-        for name, part in parts.items():
-            if part is not None and not (OmegaConf.is_dict(part) and part.get("_target_")):
-                raise UserError(f"{key}.{name}={part}: it must name a class, as {{_target_: package.module.CLASS}}")
+    for key, components in (("callbacks", config.callbacks), ("logger.lightning", config.logger.lightning)):
+        for name, component in components.items():
+            if component is not None and not (OmegaConf.is_dict(component) and component.get("_target_")):
+                raise UserError(f"{key}.{name}={component}: it must name a class, as {{_target_: package.module.CLASS}}")
     TrainerSettings.of(config).added_callbacks()
     try:
         instantiate_setting(config, "optimizer", _partial_=True)([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
@@ -146,8 +146,8 @@ def check_memories(graph: Graph) -> None:
         stored.check_settings()
     for row in (row for row in graph.table if isinstance(row, MixtureSpec)):
         check_metrics(graph.memories, row.joint, at_test)
-        for part in row.interpolations:
-            check_metrics(graph.memories, part.memories, None)
+        for interpolation in row.interpolations:
+            check_metrics(graph.memories, interpolation.memories, None)
 
 
 def check_metrics(memories: Memories, joined: tuple[str, ...], vocabulary: str | None) -> None:
@@ -275,5 +275,5 @@ def as_list(value: Any) -> list[Any]:
 
 
 def instantiate_setting(config: DictConfig, key: str, **options: Any) -> Any:
-    """Return the object that a part of the configuration describes; UserError, with its key, if it cannot be built."""
+    """Return the component that a section of the configuration describes; UserError, with its key, if it cannot be built."""
     return build(OmegaConf.select(config, key), key, **options)

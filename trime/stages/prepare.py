@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trime.common.components import build
 from trime.common.identity import Free
-from trime.common.parts import build
 from trime.data.byte_pairs import BytePairs
 from trime.data.corpus import (
     Corpus,

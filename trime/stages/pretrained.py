@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.common.parts import build
+from trime.common.components import build
 from trime.data.corpus import VocabularySource, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError

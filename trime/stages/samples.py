@@ -134,10 +134,10 @@ class Writer:
         return ids
 
     def score(self, ids: list[int]) -> list[GeneratedToken]:
-        """Return the tokens of a whole text with their probability and its parts by memory; nothing that was read counts."""
+        """Return the tokens of a whole text with probabilities and the contributions to them; nothing that was read counts."""
         scored: list[GeneratedToken] = []
-        for log_probability, parts in self.scorer.score(ids):
-            columns = {name: part.tolist() for name, part in parts.items()}
+        for log_probability, contributions in self.scorer.score(ids):
+            columns = {name: column.tolist() for name, column in contributions.items()}
             for number, value in enumerate(log_probability.double().exp().tolist()):
                 shares = {name: column[number] for name, column in columns.items()}
                 scored.append(GeneratedToken(self.text([ids[len(scored)]]), value, shares, []))
@@ -155,7 +155,7 @@ class Writer:
 
     def token_ids(self, text: str) -> list[int]:
         """Return the tokens of a text, without an end of line that only the tokenizer adds."""
-        symbols = [symbol for part in self.tokenizer.tokens(lines_of(text.encode())) for symbol in part]
+        symbols = [symbol for line in self.tokenizer.tokens(lines_of(text.encode())) for symbol in line]
         # Lines end with EOS, but a prompt need not end with its line.
         if symbols[-1:] == [EOS] and not text.endswith("\n"):
             symbols.pop()
@@ -173,7 +173,7 @@ class Writer:
             yield described
 
     def describe_step(self, step: AttributedToken, count: int) -> GeneratedToken:
-        """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind."""
+        """Return the token of a step with the contributions to its probability and at most ``count`` entries of each kind."""
 
         def locate(memory: str, number: int) -> tuple[str, str]:
             if source := self.sources.get(memory):

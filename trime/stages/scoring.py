@@ -43,7 +43,7 @@ class Span(NamedTuple):
 def spans_of(encoded: Encode, scope: StateScope) -> list[Span]:
     """Cut an encoded split so that no state reaches into a span: between windows, between documents, or not at all."""
     columns = Shards(encoded.path()).iter_columns("segment", "document", "scored")
-    first, document, scored = (torch.cat(parts) for parts in zip(*((starts(s), d, k) for s, d, k in columns), strict=True))
+    first, document, scored = (torch.cat(column) for column in zip(*((starts(s), d, k) for s, d, k in columns), strict=True))
     if encoded.windowing.sorted and scope:
         scope = StateScope.CORPUS  # windows of a document do not follow one another
     cuts = {StateScope.NONE: first, StateScope.DOCUMENT: starts(document), StateScope.CORPUS: torch.zeros_like(first)}[scope]

@@ -77,8 +77,8 @@ class SubsetMixtures(Artefact):
         """Return the row of each subset with its fitted mixture, that of all memories last."""
         # As in build: nothing was stored of no memories, nor of all of them.
         states, rows = load_file(self.path() / "subset_mixtures.safetensors"), list[MixtureSpec | FittedMixtureSpec]()
-        *parts, _ = [subset["memories"] for subset in self.summary()]
-        for number, names in enumerate(parts):
+        *proper, _ = [subset["memories"] for subset in self.summary()]
+        for number, names in enumerate(proper):
             if not names:
                 rows.append(MixtureSpec((), ()))
                 continue

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import pytorch_lightning as pl
 import torch
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.common.metrics import ResourceUsage
-from trime.common.parts import build
 from trime.common.types import Tensor
 from trime.config.schema import Small
 from trime.data.byte_pairs import train_pieces
@@ -82,7 +82,7 @@ class TrainSmall(Artefact):
         tokenizer = train_word_level(texts, settings.vocabulary, folder)
         small = build(settings.model, "small.model")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
-        parameters, updates = sum(part.numel() for part in model.parameters()), self.trainer.updates
+        parameters, updates = sum(weight.numel() for weight in model.parameters()), self.trainer.updates
         log.info(f"train_small: {parameters:,} parameters, {updates:,} updates")
         optimizer = build(self.optimizer, "optimizer", _partial_=True)
         schedule = build(self.schedule, "schedule")
@@ -125,7 +125,7 @@ class InitSmall(Artefact):
         small = build(self.model, "small.model")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         model.save_pretrained(folder)
-        log.info(f"init_small: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")
+        log.info(f"init_small: {sum(weight.numel() for weight in model.parameters()):,} parameters, {len(tokenizer):,} pieces")
 
 
 class ExampleLoader:

@@ -16,10 +16,10 @@ from omegaconf import DictConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.metrics import ResourceUsage, Usage
-from trime.common.parts import build
 from trime.common.types import Float, Tensor
 from trime.common.urls import local_copy
 from trime.data.corpus import content_hash
@@ -155,8 +155,8 @@ class Tune(TunedRows, ShardedArtefact):
 
     def expert_masses(self) -> tuple[ExpertMasses, dict[str, Any]]:
         """Return the masses collected for the mixture that is to be fitted, and the description of its experts."""
-        parts = load_file(self.path() / "expert_masses.safetensors")
-        return ExpertMasses(**parts), self.read("expert_masses.json")
+        masses = load_file(self.path() / "expert_masses.safetensors")
+        return ExpertMasses(**masses), self.read("expert_masses.json")
 
     def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         results = self.tuned()["rows"]

@@ -8,9 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import plain
-from trime.common.parts import build
 from trime.config.schema import STAGES
 from trime.data.batching.published import Budget
 from trime.data.corpus import Corpus, Split

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 
-from trime.common.parts import build
+from trime.common.components import build
 from trime.common.types import Batch, Tensor
 from trime.data.corpus import Corpus
 from trime.models.network import Network
