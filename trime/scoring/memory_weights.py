@@ -10,6 +10,20 @@ import torch
 
 from trime.common.types import Float, Int, Tensor
 from trime.scoring.loss_sums import TokenMeans
+from trime.scoring.mixtures.experts import ExpertMasses
+
+
+def select_memories(
+    masses: ExpertMasses, description: dict[str, Any], names: tuple[str, ...]
+) -> tuple[ExpertMasses, dict[str, Any]]:
+    """Return the masses of the vocabulary and of some memories, and its description."""
+    columns, first = [0], 1
+    for name, size in description["experts"].items():
+        columns += range(first, first + size) if name in names else []
+        first += size
+    experts = {name: size for name, size in description["experts"].items() if name in names}
+    selected = ExpertMasses(masses.target[:, columns].contiguous(), masses.total[:, columns].contiguous(), masses.document)
+    return selected, {"experts": experts, "counts": [description["counts"][column] for column in columns]}
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ The model is not needed: the masses on valid are stored already, and one pass ov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,15 @@ from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.shards import ShardedArtefact, Work, prefixed, read_shard, unprefixed
 from trime.scoring.loss_sums import LossSums, dev_frequency, sum_by_document, summarize_row
-from trime.scoring.memory_weights import Bins, WeightSums, token_weights
+from trime.scoring.memory_weights import Bins, WeightSums, select_memories, token_weights
+from trime.scoring.meters import MeteredMemory
 from trime.scoring.mixture_spec import FittedMixtureSpec, FittedScorer, MixtureSpec
-from trime.scoring.mixtures.experts import ExpertMasses
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.scoring import Scoring, Span, add_sums, build_scorer, span_file, spans_of, sums_as_tensors, windows_of
 from trime.stages.tune import TuneMixture
-from trime.token_memory.test.base import Memory, Window
+from trime.token_memory.test.base import Memory
 
 BINS = 10  # number of bins of tokens by the similarity of the best entry
 
@@ -216,42 +216,7 @@ class OpenedSubsets:
         return tensors, {"seconds": seconds, "costs": costs}
 
 
-class MeteredMemory:
-    """A stand-in for a memory that records ``seconds``, the time of its calls, and its ``peak_bytes``."""
-
-    def __init__(self, memory: Memory):
-        self.memory, self.seconds, self.peak_bytes = memory, 0.0, 0
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.memory, name)
-        return partial(self.timed, value) if name in ("prefetch", "mass", "experts", "write") else value
-
-    def request(self, windows: list[Window]) -> Callable[[], list[Any]]:
-        """Return ``prefetch`` of these windows, which begins when its result is waited for, so that its time is known."""
-        return partial(self.timed, self.memory.prefetch, windows)
-
-    def timed(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the memory and add its duration to ``seconds``."""
-        started = device_seconds()
-        result = function(*arguments)
-        self.seconds, self.peak_bytes = self.seconds + device_seconds() - started, max(self.peak_bytes, self.memory.bytes)
-        return result
-
-
 def subsets(names: tuple[str, ...], which: str) -> list[tuple[str, ...]]:
     """Return the subsets that ``which`` asks for (all, leave_one_out), in the order of memories, the full set last."""
     sizes: Sequence[int] = range(len(names)) if which == "all" else [len(names) - 1]
     return [*(subset for size in sizes for subset in combinations(names, size)), names]
-
-
-def select_memories(
-    masses: ExpertMasses, description: dict[str, Any], names: tuple[str, ...]
-) -> tuple[ExpertMasses, dict[str, Any]]:
-    """Return the masses of the vocabulary and of some memories, and its description."""
-    columns, first = [0], 1
-    for name, size in description["experts"].items():
-        columns += range(first, first + size) if name in names else []
-        first += size
-    experts = {name: size for name, size in description["experts"].items() if name in names}
-    selected = ExpertMasses(masses.target[:, columns].contiguous(), masses.total[:, columns].contiguous(), masses.document)
-    return selected, {"experts": experts, "counts": [description["counts"][column] for column in columns]}
