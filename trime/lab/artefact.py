@@ -75,10 +75,13 @@ class Artefact(ABC):
         """Return the artefacts that this one is made from: those in its fields."""
         return [*dict.fromkeys(artefacts_in(hashed_fields(self)))]
 
+    def with_needs(self) -> list[Artefact]:
+        """Return this artefact after all that it is made from, directly or not."""
+        return [*dict.fromkeys(each for need in self.needs() for each in need.with_needs()), self]
+
     def build_order(self) -> list[Artefact]:
-        """Return this artefact after those of its needs that the same stage makes, each of them in its own build order."""
-        needs = [each for need in self.needs() if need.stage == self.stage for each in need.build_order()]
-        return [*dict.fromkeys(needs), self]
+        """Return this artefact after those that it is made from and that the same stage makes."""
+        return [each for each in self.with_needs() if each.stage == self.stage]
 
     @abstractmethod
     def build(self, folder: Path) -> None:

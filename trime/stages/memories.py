@@ -315,16 +315,7 @@ class Memories:
 
     def artefacts(self, stage: str) -> list[Artefact]:
         """Return all artefacts of a stage that the memories are read from, directly or not."""
-        found: dict[Artefact, None] = {}
-
-        def visit(artefact: Artefact) -> None:
-            if artefact not in found:
-                for need in artefact.needs():
-                    visit(need)
-                found[artefact] = None
-
-        for need in self.needs():
-            visit(need)
+        found = dict.fromkeys(each for need in self.needs() for each in need.with_needs())
         return [artefact for artefact in found if artefact.stage == stage]
 
     def open_all(self, queries: dict[str, Any], sizes: list[int], names: set[str]) -> dict[str, Memory]:
