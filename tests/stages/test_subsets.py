@@ -9,7 +9,7 @@ import torch
 from tests.helpers.results import scored
 from tests.helpers.runs import SharedRun
 from trime.report.tables import memories_table, memory_contribution
-from trime.scoring.memory_weights import Bins, WeightSums, select_memories, token_weights
+from trime.scoring.meters import Bins, WeightSums, select_memories, token_weights
 from trime.scoring.mixtures.experts import ExpertMasses
 from trime.stages.subsets import subsets
 

@@ -1,4 +1,4 @@
-"""Report one run: its tables, pictures and page, from its results alone."""
+"""Report one run from its results: tables, pictures, page, and the model card of its export."""
 
 from __future__ import annotations
 
@@ -15,6 +15,42 @@ from trime.report.run_result import AnsweringRun, ScoredRun
 from trime.report.tables import Table
 
 TOKENS = "tokens.jsonl"  # every scored token of test, if evaluate.per_token asks for it
+MODEL_CARD = """\
+---
+library_name: trime
+pipeline_tag: text-generation
+tags: [memory-augmented, language-model, trime]
+---
+
+# {name}
+
+A language model with memories, made by TRIME Lab {version}{parameters}. Its results are those of the last row below.
+
+{warning}## Results
+
+{facts}. Temperatures, weights and sizes were tuned on dev.
+
+{table}
+{note}## Use
+
+```python
+import trime
+
+model = trime.load("FOLDER")  # this folder
+model.generate("A text begins")
+for token in model.score("A text")[0]:
+    print(token.text, token.probability, token.parts)  # what comes from the vocabulary and from each memory
+```
+
+## How it was made
+
+`{command}`, commit {commit}, {packages}, on {machine}. `results.json` has all of it.
+"""
+WARNING = """\
+> **The memories of this model disclose their text.** {memories} hold{s} text, which whoever has this folder
+> can read: publish it only if you may publish that text.
+
+"""
 
 
 def result_sections(run: ScoredRun, folder: Path, table: Table, verdict: str) -> list[Section]:
@@ -79,3 +115,21 @@ def write_answers_page(run: AnsweringRun, folder: Path) -> Path:
     facts = [f"seed {run.seed}", f"split {''.join(run.metrics)}", f"commit {(run.commit or 'unknown')[:12]}"]
     sections = [Section("Results", note, [table]), commands_section([run])]
     return write_page(Page(run.name, facts, sections, ["results.json", "config.yaml", "table.csv"]), folder / "page.html")
+
+
+def model_card(run: ScoredRun, disclosed: list[str]) -> str:
+    """Return the model card of a run, with a warning that names the memories whose text is exported (``disclosed``)."""
+    note, parameters = " ".join(tables.text_notes(run)), f", of {run.parameters:,} parameters" if run.parameters else ""
+    return MODEL_CARD.format(
+        name=run.name,
+        version=run.versions.get("trime", ""),
+        parameters=parameters,
+        warning=WARNING.format(memories=" and ".join(disclosed), s="s" * (len(disclosed) == 1)) if disclosed else "",
+        facts=tables.text_facts(run),
+        table=tables.markdown(*tables.run_table(run)),
+        note=f"{note}\n\n" if note else "",
+        command=run.command or "unknown",
+        commit=run.commit or "unknown",
+        packages=", ".join(f"{name} {run.versions[name]}" for name in ("python", "torch") if name in run.versions),
+        machine=run.hardware["gpu"] or f"{run.hardware['cores']} cores of {run.hardware['cpu']}",
+    )

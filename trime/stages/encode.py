@@ -166,8 +166,17 @@ class Encode(ShardedArtefact):
             "processor_seconds": usage.processor_seconds,
             "peak_memory_mb": usage.peak_memory_mb,
             "width": reader.network.width,
+            # Which model encoded which text:
+            "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
+            "model": content_hash(self.model.path() / "model.safetensors"),
+            "section": self.portion.section,
+            "split": self.split,
+            "text": corpus.fingerprint(self.split),
+            "dataset": corpus.statistics["name"],
+            "bounded": self.windowing.bounded,
+            "characters": corpus.statistics["characters"],
         }
-        write_json(folder / "encode.json", content | self.origin(corpus))
+        write_json(folder / "encode.json", content)
 
     def open(self) -> tuple[Corpus, Reader, Segments]:
         """Return corpus, model and windows; UserError if the model cannot read these windows."""
@@ -210,19 +219,6 @@ class Encode(ShardedArtefact):
 
         sizes = [shard.scored() for shard in shards]
         return Work(files, sizes, make, in_order=reader.network.is_stateful, can_begin=can_begin)
-
-    def origin(self, corpus: Corpus) -> dict[str, Any]:
-        """Return the identity of the model and of the text that were encoded."""
-        return {
-            "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
-            "model": content_hash(self.model.path() / "model.safetensors"),
-            "section": self.portion.section,
-            "split": self.split,
-            "text": corpus.fingerprint(self.split),
-            "dataset": corpus.statistics["name"],
-            "bounded": self.windowing.bounded,
-            "characters": corpus.statistics["characters"],
-        }
 
     def encode_batches(self, reader: Reader, corpus: Corpus, windows: Segments, first: int) -> Iterator[dict[str, Tensor]]:
         """Yield the columns of each batch; ``first`` numbers the first window.

@@ -21,7 +21,7 @@ from trime.lab.artefact import Artefact
 from trime.lab.manifest import MANIFEST, write_manifest
 from trime.lab.provenance import without
 from trime.lab.stage import Stage
-from trime.report.model_card import model_card
+from trime.report.report_run import model_card
 from trime.report.results import portable, read_run, write_results
 from trime.report.run_result import ScoredRun
 from trime.stages.graph import Graph

@@ -25,8 +25,7 @@ from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.shards import ShardedArtefact, Work, prefixed, read_shard, unprefixed
 from trime.scoring.loss_sums import LossSums, dev_frequency, sum_by_document, summarize_row
-from trime.scoring.memory_weights import Bins, WeightSums, select_memories, token_weights
-from trime.scoring.meters import MeteredMemory
+from trime.scoring.meters import Bins, MeteredMemory, WeightSums, select_memories, token_weights
 from trime.scoring.mixture_spec import FittedMixtureSpec, FittedScorer, MixtureSpec
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
