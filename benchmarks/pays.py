@@ -38,7 +38,7 @@ from trime.models.network import Reader, build_network
 from trime.stages.graph import Graph
 from trime.token_memory.search.datastore import Datastore, KNNMemory, retrieved_mass
 from trime.token_memory.search.faiss_index import use_threads
-from trime.token_memory.search.index import build_parts, builder_of, split_cells, split_into_parts
+from trime.token_memory.search.index import build_slices, builder_of, split_cells, split_entries
 from trime.token_memory.search.search import ExactSearch, ShardedSearch
 from trime.token_memory.similarity import similarity
 from trime.token_memory.test.base import Window
@@ -244,8 +244,8 @@ def division(folder: Path) -> Iterator[Contest]:
     built = []
     for parts, place in zip((1, number), places[1:], strict=True):
         place.mkdir()
-        built.append(split_into_parts(places[0], parts, place, "Cells512", "ip"))
-        build_parts(built[-1], place, Mock())
+        built.append(split_entries(places[0], parts, place, "Cells512", "ip"))
+        build_slices(built[-1], place, Mock())
     for nprobe in (8, 32):
         by_cells = [part.search(nprobe) for part in split_cells(built[0][0], number)]
         by_keys = ShardedSearch([part.search(nprobe) for part in built[1]], [part.first for part in built[1]])

@@ -1,6 +1,6 @@
 """TRIME Lab: language models with local, long-term and external memory, and their baselines.
 
-As a library, a part is imported when it is first used; ``import trime`` alone imports nothing.
+As a library, a name is imported when it is first used; ``import trime`` by itself imports nothing.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trime.common.urls import COPIES, fetched, local_copy
+from trime.common.urls import COPIES, fetch, local_copy
 from trime.errors import UserError
 
 
@@ -23,10 +23,10 @@ def test_folders_and_files_are_copied_once_until_they_change(tmp_path: Path, cop
     first = local_copy(url)
     assert first.is_relative_to(copies) and first.name == "text" and (first / "train" / "a.txt").read_text() == "one"
     assert local_copy(f"{url}/train/a.txt").read_text() == "one"
-    fetched.cache_clear()  # as another process
+    fetch.cache_clear()  # as another process
     (copies / first.parent.name / "kept").touch()
     assert local_copy(url) == first and (first.parent / "kept").exists()
-    fetched.cache_clear()
+    fetch.cache_clear()
     (tmp_path / "text" / "train" / "a.txt").write_text("another")
     assert local_copy(url) != first and (local_copy(url) / "train" / "a.txt").read_text() == "another"
 
@@ -35,7 +35,7 @@ def test_a_copy_that_was_interrupted_is_made_anew(tmp_path: Path, copies: Path) 
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("one")
     folder = local_copy(f"file://{tmp_path}/text").parent
-    fetched.cache_clear()
+    fetch.cache_clear()
     folder.rename(folder.with_name(f"{folder.name}.partial"))
     (folder.with_name(f"{folder.name}.partial") / "text" / "a.txt").write_text("on")
     assert (local_copy(f"file://{tmp_path}/text") / "a.txt").read_text() == "one"

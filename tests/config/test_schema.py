@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from tests.conftest import composed
 from trime.common.io import plain
-from trime.config.check import check_parts, parse_as, validate
+from trime.config.check import check_components, parse_as, validate
 from trime.config.help import help_text, schema_entries
 from trime.config.schema import Settings
 from trime.errors import UserError
@@ -122,7 +122,7 @@ def test_parts_are_checked_by_what_they_name(override: str) -> None:
 
 def test_arguments_that_fit_are_accepted() -> None:
     """A whole number is a number, a text may be missing until it is needed, and other objects are not judged."""
-    check_parts(plain(composed("dataset=folder_words", "mixture.model.hidden=8", "schedule.peak=1")))
+    check_components(plain(composed("dataset=folder_words", "mixture.model.hidden=8", "schedule.peak=1")))
 
 
 def test_imitated_bfloat16_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from trime.data.corpus import Corpus, build_corpus, symbol_counts
 from trime.data.datasets import Dataset
 from trime.data.datasets.base import SPLITS, lines_of
 from trime.data.datasets.folder import Folder
-from trime.data.notes import (
+from trime.data.duplicates import (
     describe_copies,
     describe_duplicates,
     describe_near_copies,

@@ -14,10 +14,10 @@ import pytest
 from filelock import FileLock
 from omegaconf import DictConfig, OmegaConf
 
+from trime.decoding.explanation import GeneratedToken
 from trime.lab.runner import run
 from trime.stages.graph import Graph
 from trime.stages.preflight import build_graph
-from trime.stages.samples import GeneratedToken
 
 ALL_MEMORIES = "evaluate.memories=[local,long,external,ngram,ngram_document]"
 RUNS = {

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import torch
 from safetensors.torch import save_file
 
-from trime.token_memory.search.index import IndexPart, build_parts, divides_by_cells, split_cells, split_into_parts
+from trime.token_memory.search.index import IndexSlice, build_slices, divides_by_cells, split_cells, split_entries
 
 KEYS = torch.randn(3000, 8, generator=torch.Generator().manual_seed(0))
 
@@ -31,15 +31,15 @@ def stored(folder: Path) -> Path:
     return store
 
 
-def built(store: Path, count: int, factory: str | None, metric: str) -> list[IndexPart]:
+def built(store: Path, count: int, factory: str | None, metric: str) -> list[IndexSlice]:
     """Build an index in ``count`` parts."""
     folder = folder_of(store.parent / f"index-{count}")
-    parts = split_into_parts(store, count, folder, factory, metric)
-    build_parts(parts, folder, Mock())
+    parts = split_entries(store, count, folder, factory, metric)
+    build_slices(parts, folder, Mock())
     return parts
 
 
-def divided(store: Path, count: int, factory: str | None, metric: str) -> Sequence[IndexPart]:
+def divided(store: Path, count: int, factory: str | None, metric: str) -> Sequence[IndexSlice]:
     """Return the parts of an index for ``count`` workers: some cells of a single one, or indexes of some keys."""
     if divides_by_cells(factory):
         return split_cells(built(store, 1, factory, metric)[0], count)

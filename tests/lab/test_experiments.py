@@ -20,7 +20,7 @@ from tests.conftest import ROOT, composed, experiment
 from tests.helpers.decoders import model_of, tokenizer_of
 from tests.helpers.experiments import EVERY, TRANSLATE
 from trime.common.io import partial_of, plain
-from trime.config.check import check_parts, validate
+from trime.config.check import check_components, validate
 from trime.config.rows import all_rows
 from trime.config.schema import LANGUAGE_MODEL
 from trime.errors import UserError
@@ -52,7 +52,7 @@ def test_every_experiment_is_understood(choice: str) -> None:
     name = choice.removeprefix("experiment=")
     config = composed(choice) if name == choice else experiment(name)
     validate(config)
-    check_parts(plain(config))
+    check_components(plain(config))
     assert build_graph(config).config.name == config.name
     of_text = plain(config.task) == LANGUAGE_MODEL
     if of_text and "pretrained" not in config.model.embedding._target_:

@@ -83,5 +83,5 @@ def test_own_classes_may_be_named_in_the_present_settings(tiny: Tiny) -> None:
 )
 def test_every_model_of_the_lab_is_registered(words: list[str]) -> None:
     config = composed(*words)
-    assert not unregistered({"model": ModelSettings.of(config).parts(), "eviction": plain(config.eviction)}, {})
+    assert not unregistered({"model": ModelSettings.of(config).components(), "eviction": plain(config.eviction)}, {})
     assert len(registered_targets()) > 15

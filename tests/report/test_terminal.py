@@ -12,7 +12,7 @@ from trime.lab.sweep import show_news_alone
 from trime.report.comparison import compare_table
 from trime.report.run_result import ScoredRun
 from trime.report.tables import Table, memories_of, row_name, run_table
-from trime.report.terminal import WIDTH, best_verdict, ending, fitted, run_lines, run_verdict, runs_lines, runs_verdict
+from trime.report.terminal import WIDTH, best_verdict, ending, fit_columns, run_lines, run_verdict, runs_lines, runs_verdict
 
 LOSSES = [3.0 + 0.01 * number for number in range(12)]
 
@@ -34,7 +34,9 @@ def with_rows(*shifts: float) -> ScoredRun:
 
 def test_long_cells_wrap_and_nothing_is_cut_off() -> None:
     label = "trime model.backbone.layers=[" + ",".join(map(str, range(60))) + "]"
-    text = fitted(Table(["run", "test", "hidden", "vs"], [[label, "1.00", "x", "-0.5 [-0.6, -0.4]"]]), ["run", "test", "vs"])
+    text = fit_columns(
+        Table(["run", "test", "hidden", "vs"], [[label, "1.00", "x", "-0.5 [-0.6, -0.4]"]]), ["run", "test", "vs"]
+    )
     assert max(map(len, text.splitlines())) <= WIDTH and "hidden" not in text and "-0.5 [-0.6, -0.4]" in text
     assert label.replace(" ", "") in "".join(line.split("  ")[0].strip() for line in text.splitlines()[2:]).replace(" ", "")
 

@@ -16,11 +16,12 @@ from omegaconf import DictConfig
 
 from tests.helpers.runs import SharedRun
 from trime.decoding.attribution import Entries, grid_attribution
+from trime.decoding.explanation import extend_shown
 from trime.decoding.generation import TokenSampler
 from trime.lab.runner import run
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.graph import Graph
-from trime.stages.samples import Writer, extend_shown
+from trime.stages.samples import Writer
 
 Tiny = Callable[..., DictConfig]
 SHORT = [

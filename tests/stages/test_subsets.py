@@ -9,8 +9,9 @@ import torch
 from tests.helpers.results import scored
 from tests.helpers.runs import SharedRun
 from trime.report.tables import memories_table, memory_contribution
+from trime.scoring.meters import Bins, WeightSums, select_memories, token_weights
 from trime.scoring.mixtures.experts import ExpertMasses
-from trime.stages.subsets import Bins, Weights, select_memories, subsets, token_weights
+from trime.stages.subsets import subsets
 
 
 def test_subsets_are_every_one_or_all_but_one() -> None:
@@ -38,7 +39,7 @@ def test_weights_are_summed_by_token_and_by_what_a_memory_knows() -> None:
     nothing = -torch.inf
     total = torch.tensor([[0.0, -1.0, 0.0, 3.0, nothing], [0.0, 2.0, 0.0, 3.0, 3.0], [0.0, nothing, nothing, nothing, nothing]])
     weight = torch.tensor([[0.5, 0.1, 0.1, 0.3, 0.0], [0.1, 0.2, 0.1, 0.2, 0.4], [1.0, 0.0, 0.0, 0.0, 0.0]])
-    weights = Weights(bins, vocabulary=3)
+    weights = WeightSums(bins, vocabulary=3)
     for rows in (slice(0, 2), slice(2, 3)):
         weights.add(torch.tensor([0, 1, 2])[rows], *token_weights(bins, total[rows], weight[rows].log()))
     summary = weights.summary(np.array([1, 1, 50]))

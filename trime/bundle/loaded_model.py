@@ -23,11 +23,12 @@ from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
 from trime.config.schema import Generate
 from trime.data import tokenizers
 from trime.data.datasets.files import whole_characters
+from trime.decoding.explanation import GeneratedToken
 from trime.errors import UserError
 from trime.stages.explorer import serve
-from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replaced, roles_of
+from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replace_text, roles_of
 from trime.stages.graph import Graph
-from trime.stages.samples import GeneratedToken, Writer
+from trime.stages.samples import Writer
 from trime.text_memory.store import MANIFEST
 
 TINY = 5e-324  # the smallest probability whose logarithm exists
@@ -36,7 +37,7 @@ TINY = 5e-324  # the smallest probability whose logarithm exists
 def open_bundle(folder: Path, trusted: bool) -> Graph:
     """Return the graph of a bundle; UserError if it is damaged, of another version, or names code that is not the lab's.
 
-    ``trusted``: what it names is imported and called, whatever it is.
+    ``trusted``: every class that it names is imported and called.
     """
     content = read_bundle(folder)
     config, outputs = with_current_targets(content["config"]), folder / "artefacts"
@@ -54,7 +55,7 @@ def open_bundle(folder: Path, trusted: bool) -> Graph:
             section["dataset"]["path"] = str(folder)
         if section.get("path"):
             section["path"] = str(outputs / section["path"])
-    config["model"] = replaced(config["model"], PRETRAINED, str(folder / PRETRAINED))
+    config["model"] = replace_text(config["model"], PRETRAINED, str(folder / PRETRAINED))
     graph = Graph(OmegaConf.create(config))
     graph.run_folder = folder
     for own, artefact in roles_of(graph):
@@ -189,7 +190,7 @@ class LoadedModel:
         return text
 
     def serve(self, port: int = 0) -> None:
-        """Show a page on this machine on which one types a text and sees what the memories know, until it is interrupted.
+        """Show a page on this machine that explains a typed text by the memories, until it is interrupted.
 
         ``port`` 0 is one that is free; the page's address is printed.
         """

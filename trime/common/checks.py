@@ -45,7 +45,7 @@ def check_object(name: str, value: Any, kind: Any, example: str) -> None:
 
 
 def check_floats(name: str, value: Any, axes: int) -> None:
-    """Raise UserError unless ``value`` is a floating-point tensor with ``axes`` axes, of which only the first may be empty."""
+    """Raise UserError unless ``value`` is a floating-point tensor with ``axes`` axes; only the first may be empty."""
     check_tensor(name, value, axes)
     if not value.is_floating_point():
         raise UserError(f"{name} is of {value.dtype}: it must hold floating-point numbers")

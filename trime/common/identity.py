@@ -66,7 +66,7 @@ def identity_of(value: Any) -> Any:
     """Return a value's contribution to a hash, as plain data.
 
     An artefact contributes its fingerprint, an object with a method ``identity`` what that returns, and any other dataclass its
-    hashed fields. TypeError for an object that does not say what it is.
+    hashed fields. TypeError for an object that has no identity.
     """
     if isinstance(fingerprint := getattr(value, "fingerprint", None), str):
         return fingerprint
@@ -88,7 +88,7 @@ def identity_of(value: Any) -> Any:
 def fingerprint_of(content: Any) -> str:
     """Return the hash of plain data, in 12 digits; it depends on the code of classes that users name by ``_target_``.
 
-    A class of this package that has moved has its first name, so that what was made before is found again.
+    A class of this package that has moved has its first name, so that earlier artefacts are found again.
     """
     first = with_targets(content, {new: old for old, new in MOVED.items()})
     return hashlib.sha256(json.dumps(with_code(first), sort_keys=True).encode()).hexdigest()[:12]
@@ -126,11 +126,11 @@ def with_targets(content: Any, places: Mapping[str, str]) -> Any:
 def code_of(name: str) -> str | None:
     """Return a hash of the module that ``name`` is in, and of the user's modules that it imports; None if it is installed.
 
-    Code of this package and of installed ones, which are told apart by their versions, is not the user's.
+    Code of this package and of installed ones, which their versions tell apart, is not the user's.
     """
     if name.partition(".")[0] in ("trime", "builtins"):
         return None
-    module = imported(name)
+    module = module_of(name)
     files, waiting = dict[str, str](), [module]
     while waiting:
         module = waiting.pop()
@@ -144,7 +144,7 @@ def code_of(name: str) -> str | None:
 
 
 @cache  # a name that is a class is first tried as a module, and a run asks for the same ones again and again
-def imported(name: str) -> ModuleType | None:
+def module_of(name: str) -> ModuleType | None:
     """Return the module that a dotted name begins with; None where there is none."""
     for end in range(len(parts := name.split(".")), 0, -1):
         with suppress(ImportError, ValueError):

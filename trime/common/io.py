@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -31,22 +31,6 @@ log = logging.getLogger(__name__)
 
 PAGE, PAGES = 2**16, 2**8  # bytes that are read together, and how often, for the checksum of a large file
 PARTIAL = ".partial"  # ends the name of a file or folder that is being written, or whose writing was interrupted
-
-
-class FileState(NamedTuple):
-    """A file's size in bytes, and the nanoseconds since 1970 of its last change, on this machine."""
-
-    size: int
-    modified: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileState | None:
-        """Return the state of a file; None if there is none that can be seen."""
-        try:
-            stat = path.stat()
-        except OSError:
-            return None
-        return cls(stat.st_size, stat.st_mtime_ns)
 
 
 def plain(config: Any) -> Any:
@@ -118,7 +102,7 @@ def checksum_of_file(file: Path) -> str:
 
 
 def hash_of_files(files: Iterable[tuple[str, Path]]) -> str:
-    """Return a hash of files, given with what each is called: their names, sizes and contents."""
+    """Return a hash of files, given with their names: of names, sizes and contents."""
     digest = hashlib.sha256()
     for name, path in files:
         digest.update(os.fsencode(f"{name}/{path.name}/{path.stat().st_size}\0"))
@@ -234,20 +218,9 @@ def copy_file(source: Path, target: Path) -> None:
             shutil.copyfile(source, partial)
 
 
-def complete_lines(file: Path) -> list[str]:
-    """Return the complete lines of a file; an unfinished last line, left by a killed run, is removed from the file."""
-    if not file.exists():
-        return []
-    content = file.read_bytes()
-    end = content.rfind(b"\n") + 1
-    if end < len(content):
-        file.write_bytes(content[:end])
-    return content[:end].decode("utf-8").split("\n")[:-1]
-
-
 def read_json_lines(file: Path) -> list[Any]:
-    """Return the content of each complete line of a file; none if there is no file."""
-    return [json.loads(line) for line in complete_lines(file)]
+    """Return the content of each line of a file; a line ends at a newline and nowhere else."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 def partial_of(path: Path) -> Path:

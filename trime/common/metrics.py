@@ -102,13 +102,13 @@ class ResourceUsage:
         return round(process_peak() / 2**20, 1)
 
     def note(self) -> dict[str, Any]:
-        """Return elapsed and processor seconds and peak memory, to be kept with what was made."""
+        """Return elapsed and processor seconds and peak memory, to be kept beside a result."""
         processor = processor_seconds() - self.processor_start
         return {"seconds": self.seconds, "processor_seconds": processor, "peak_memory_mb": self.peak_memory_mb}
 
 
 class Usage:
-    """Seconds and peak memory of work that was done in parts, from the note of each.
+    """Seconds and peak memory of work in shards, from the notes of the shards.
 
     Earlier versions noted no processor time: it is None if a part lacks it.
     """

@@ -29,11 +29,11 @@ def local_copy(path: str | Path) -> Path:
     The copy is in ``TRIME_CACHE`` (~/.cache/trime), and is made again when names, sizes or dates at the URL have changed. Every
     protocol of fsspec works; it finds its credentials and options in variables and files of its own.
     """
-    return fetched(str(path)) if is_url(path) else Path(path).expanduser()
+    return fetch(str(path)) if is_url(path) else Path(path).expanduser()
 
 
 @cache
-def fetched(url: str) -> Path:
+def fetch(url: str) -> Path:
     """Copy a URL, whole or not at all, unless this version of it is here; return the copy."""
     from fsspec.core import url_to_fs
 

@@ -1,4 +1,4 @@
-"""Check a composed configuration: by the types of the schema, and parts by the signatures of what their ``_target_`` names."""
+"""Check a composed configuration: by the types of the schema, and components by the signatures of their classes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def parse_as(kind: Any, content: Any, place: str = "") -> Any:
-    """Return plain data as a value of a type; UserError that names the setting, below ``place``, and what it must be."""
+    """Return plain data as a value of a type; UserError that names the setting, below ``place``, and its type."""
     from pydantic import ValidationError
 
     try:
@@ -88,18 +88,24 @@ def format_value(value: Any) -> str:
     return f"[{','.join(map(format_value, value))}]" if isinstance(value, list) else str(value)
 
 
-def check_parts(settings: dict[str, Any]) -> None:
+def check_components(settings: dict[str, Any]) -> None:
     """Raise UserError where a ``_target_`` cannot be imported, or an argument is unknown to it or of another type."""
-    for key, part in parts_of(settings):
-        target = target_of(key, part["_target_"])
+    from hydra.utils import get_object
+
+    for key, component in components_of(settings):
+        try:
+            target = get_object(component["_target_"])
+        except Exception as error:  # Hydra raises several kinds, and imports may fail
+            reason = " ".join(str(error).split())
+            raise UserError(f"{key}._target_={component['_target_']} cannot be imported: {reason}") from error
         parameters = inspect.signature(target).parameters
         takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         hints = hints_of(target)
-        for name in part.keys() - parameters.keys() - {*FOR_HYDRA}:
+        for name in component.keys() - parameters.keys() - {*FOR_HYDRA}:
             if not takes_any:
                 message = no_setting(f"{key}.{name}", parameters)
                 raise UserError(message if message.endswith("?") else f"{message}: choose from {', '.join(parameters)}")
-        for name, value in part.items():
+        for name, value in component.items():
             if name in hints and not (isinstance(value, dict) and "_target_" in value):  # those are checked by themselves
                 check_argument(f"{key}.{name}", value, hints[name])
 
@@ -125,23 +131,13 @@ def check_argument(key: str, value: Any, hint: Any) -> None:
         raise UserError(f"{key}={value}: it must be at least 0")
 
 
-def parts_of(settings: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what has a ``_target_``, at any depth, with its key."""
+def components_of(settings: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every section with a ``_target_``, at any depth, with its key."""
     if isinstance(settings, dict):
         if settings.get("_target_"):
             yield place, settings
         for name, value in settings.items():
-            yield from parts_of(value, f"{place}.{name}" if place else str(name))
-
-
-def target_of(key: str, target: Any) -> Any:
-    """Return the class or function that ``_target_`` names; UserError where there is none."""
-    from hydra.utils import get_object
-
-    try:
-        return get_object(target)
-    except Exception as error:  # Hydra raises several kinds, and imports may fail
-        raise UserError(f"{key}._target_={target} cannot be imported: {' '.join(str(error).split())}") from error
+            yield from components_of(value, f"{place}.{name}" if place else str(name))
 
 
 def hints_of(target: Any) -> dict[str, Any]:

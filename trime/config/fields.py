@@ -51,7 +51,7 @@ def check_rising(values: Any) -> Any:
 
 
 def matching(pattern: str) -> Callable[[Any], Any]:
-    """Return a function that returns text which matches a pattern as a whole; ValueError for any other."""
+    """Return a function that returns text which matches a pattern as a whole; ValueError for any other text."""
 
     def check(text: Any) -> Any:
         if isinstance(text, str) and not re.fullmatch(pattern, text):
@@ -71,7 +71,7 @@ Tokens = Annotated[int, Ge(1), Coerce(read_tokens, " (or as 500, 30k, 1.5M)")]
 Folder = Annotated[str, Coerce(matching(r"(?!\w+://).+"), ", a folder of this machine or of a disk that it has mounted")]
 Name = Annotated[str, Coerce(matching(r"[^./\0][^/\0]*"), ", a name rather than a path")]
 Address = Annotated[str, Coerce(matching(r"auto|.+:.+"), ", auto or HOST:PORT")]
-Part = dict[str, Any]  # what a file of a group describes: its ``_target_`` and the arguments of that
+Part = dict[str, Any]  # a component from a file of a group: its ``_target_`` and arguments
 RISING = Coerce(check_rising, " from the lowest to the highest")
 
 

@@ -6,4 +6,4 @@ PACKAGE = Path(__file__).resolve().parents[1]
 CHECKOUT = PACKAGE.parent
 IS_CHECKOUT = (CHECKOUT / "conf" / "config.yaml").is_file()
 CONF = (CHECKOUT if IS_CHECKOUT else PACKAGE) / "conf"  # the wheel holds it within the package
-PROGRAM = ["python", "cli.py"] if IS_CHECKOUT else ["trime"]  # what a command line starts with
+PROGRAM = ["python", "cli.py"] if IS_CHECKOUT else ["trime"]  # the first words of a command line

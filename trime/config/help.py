@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from trime.config.check import format_value
@@ -74,11 +73,11 @@ def schema_entries(section: type = Settings, prefix: str = "") -> dict[str, Entr
 
 
 @cache  # a message or a page asks for them again and again
-def groups(conf: Path = CONF) -> dict[str, dict[str, str]]:
+def groups() -> dict[str, dict[str, str]]:
     """Return the subject of each choice of a group: of the files in a folder of conf/, and of the rows in conf/rows."""
     found: dict[str, dict[str, str]] = {}
-    for file in sorted(conf.rglob("*.yaml")):
-        group = file.parent.relative_to(conf).as_posix()
+    for file in sorted(CONF.rglob("*.yaml")):
+        group = file.parent.relative_to(CONF).as_posix()
         if group.split("/")[0] not in (".", "hydra", "rows"):
             found.setdefault(group, {})[file.stem] = about(file.read_text(encoding="utf-8"))
     for row in all_rows():
@@ -119,7 +118,7 @@ def about(content: str) -> str:
 
 
 def lines_of_settings(topic: str, known: dict[str, Entry]) -> Iterator[str]:
-    """Yield a section and its settings, or one setting, one a line: key, default, help, and what it must be."""
+    """Yield a section and its settings, or one setting, one a line: key, default, help and type."""
     for key, entry in known.items():
         if key == topic and entry.is_section:
             yield f"{key}: {entry.help}"

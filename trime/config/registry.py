@@ -1,4 +1,4 @@
-"""Targets and settings in the yaml files of conf/: a stored model may be made of these classes alone."""
+"""Targets and settings in the yaml files of conf/: a stored model may be made only of these classes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def registered_targets(groups: tuple[str, ...] = GROUPS) -> frozenset[str]:
 def unregistered(stored: Any, own: Any, registered: frozenset[str] | None = None) -> str | None:
     """Return the first thing in a stored description that could run other code than the registered; None if it is safe.
 
-    ``own`` is the description in the present settings: what the user names himself may be used. References to settings
+    ``own`` is the description in the present settings: classes that the user names there may be used. References to settings
     (``${…}``) count as unsafe, since resolving them runs resolvers. ``registered``: by default the targets of models.
     """
     allowed = (registered or registered_targets()) | {target for target in targets(own) if isinstance(target, str)}

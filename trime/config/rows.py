@@ -16,7 +16,7 @@ BETWEEN = "\n---\n"
 
 
 class Row(NamedTuple):
-    """An experiment of a table: its text, comments included, and its settings; without a ``name`` it is what others share."""
+    """An experiment of a table: its text, comments included, its settings; without a ``name`` it is shared by the others."""
 
     group: str  # of the experiment: reproduce/table2
     name: str
@@ -43,5 +43,5 @@ def rows_in(file: Path) -> Iterator[Row]:
 
 @cache
 def all_rows() -> tuple[Row, ...]:
-    """Return the rows of all tables, and what those of a table share."""
+    """Return the rows of all tables, with the settings that the rows of a table share."""
     return tuple(row for file in sorted(ROWS.rglob("*.yaml")) for row in rows_in(file))

@@ -33,7 +33,7 @@ class BytePairs(LearnedPieces):
     """Pieces of bytes, as many as ``vocabulary.max_size``; nothing is unknown, and ``<eos>`` only precedes a document."""
 
     def __init__(self) -> None:
-        # Where the pieces are, once a text was prepared: they are learned then.
+        # The file of the pieces, once a text was prepared: they are learned then.
         self.saved: Callable[[], Path] | None = None
 
     @cached_property

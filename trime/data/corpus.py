@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from trime.data.notes import notes_on
 from trime.data.tokenizers import Bytes, Tokenizer
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
+
+if TYPE_CHECKING:
+    from trime.data.byte_pairs import BytePairs
 
 FLUSH = 2**20  # tokens buffered before they are written
 # Eight characters or more, in UTF-8: of Thai, Lao, Tibetan; Burmese; Khmer; Japanese; Chinese; rarer Chinese characters.
@@ -166,6 +169,15 @@ def training_vocabulary(dataset: Dataset, limit: int | None = 32000, minimum: in
     return make(counts, limit, least)
 
 
+def learn_symbols(dataset: Dataset, tokenizer: BytePairs, limit: int | None, minimum: int) -> None:
+    """Train a tokenizer on the training split of its dataset, under a progress bar; UserError where there is none."""
+    if "train" not in dataset.splits():
+        raise UserError(f"dataset {dataset.name} has no training split in {dataset.location}: its symbols are learned from one")
+    with Progress(total=dataset.size("train"), unit="B", unit_scale=True, desc="learn train") as bar:
+        read = (lines_with_progress(document, bar, TextCounts(), check=False) for document in dataset.kept_documents("train"))
+        tokenizer.train(chain.from_iterable(read), limit, minimum)
+
+
 def write_split(dataset: Dataset, split: str, vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:
     """Write a split's ids, offsets, document names and sizes; return its statistics. UserError where it is empty."""
     dtype = np.min_scalar_type(len(vocabulary) - 1)
@@ -222,6 +234,18 @@ def build_corpus(dataset: Dataset, folder: Path, vocabulary: Vocabulary) -> None
         "notes": [*notes_on(dataset, statistics)],
     }
     write_json(folder / "statistics.json", content)
+
+
+def count_training_symbols(folder: Path) -> None:
+    """Add the counts of the training split, if there is one, to a vocabulary that came without counts."""
+    corpus = Corpus(folder)
+    if "train" in corpus.statistics["splits"]:
+        vocabulary, counts = corpus.vocabulary, np.zeros(len(corpus.vocabulary), np.int64)
+        tokens = corpus.split("train").tokens
+        for start in range(0, len(tokens), FLUSH):
+            counts += np.bincount(tokens[start : start + FLUSH], minlength=len(counts))
+        vocabulary.counts[:] = counts.tolist()
+        vocabulary.save(folder / "vocabulary.json")
 
 
 class VocabularySource(NamedTuple):

@@ -123,7 +123,7 @@ def reading_of(reader: Any) -> dict[str, Any]:
         for name, value in vars(reader).items()
         if isinstance(value, str | int | float | bool | dict | list | None)
         and name not in ("path", "cache", "name", "own")
-        and not name.startswith("_")  # what it found in the files
+        and not name.startswith("_")  # found in the files
         and not isinstance(getattr(type(reader), name, None), cached_property)
     }
     tokenizer = getattr(reader, "tokenizer", None)
@@ -157,7 +157,7 @@ class TextDataModule(pl.LightningDataModule):
         if self.dataset is None:
             return
         if (self.folder / "statistics.json").is_file():
-            # The fingerprint is of the text alone: the same text may have been tokenised or split otherwise.
+            # The fingerprint is only of the text: the same text may have been tokenised or split otherwise.
             reading, fingerprint = self.folder / TOKENISATION_FILE, Corpus(self.folder).statistics.get("fingerprint")
             now = json.loads(json.dumps(reading_of(self.dataset)))
             same = not reading.is_file() or json.loads(reading.read_text(encoding="utf-8")) == now

@@ -74,8 +74,8 @@ class TermTable:
 def excluded_ranges(queries: list[int], document: np.ndarray, exclude: str) -> tuple[np.ndarray, float]:
     """Return the range of segments excluded for each query, and the maximum score ratio, for ``BM25.nearest``.
 
-    ``document`` [n] is the document of each segment, in ascending order. ``exclude`` names what is no neighbour besides the
-    segment itself: none, segments of the same document, or near copies.
+    ``document`` [n] is the document of each segment, in ascending order. ``exclude`` names segments that are no neighbours,
+    besides the segment itself: none, segments of the same document, or near copies.
     """
     if exclude == "document":
         edges = [np.searchsorted(document, document[queries], side) for side in ("left", "right")]

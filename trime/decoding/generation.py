@@ -96,7 +96,7 @@ class Continuation:
         self.restart()
 
     def restart(self) -> None:
-        """Forget the text and what the memories hold of it, and begin another one, with every memory."""
+        """Forget the text, also in the memories, and begin another one, with every memory."""
         self.silent: frozenset[str] = frozenset()  # memories that propose nothing
         self.tokens: list[int] = []
         self.state = None  # of the backbone, after the previous windows
@@ -144,7 +144,7 @@ class Continuation:
         return Window(contexts, first - begin, LogMass(zeros, zeros))
 
     def go_on(self, begin: int, inputs: list[int]) -> Encoding:
-        """Return the encoding of a window's inputs, of which those are computed that it did not have at the last call."""
+        """Return the encoding of a window's inputs; only inputs that the last call did not have are computed."""
         old = self.started
         if old is None or old.begin != begin or inputs[: len(old.inputs)] != old.inputs:
             nothing = torch.zeros(0, device=self.device)
@@ -220,7 +220,7 @@ class Continuation:
 
 
 class TextScorer:
-    """Scores texts, each with memories that have read nothing of the others; ``start`` is the input before the first token."""
+    """Scores texts, each with memories that have read no other text; ``start`` is the input before the first token."""
 
     def __init__(
         self,
@@ -236,9 +236,9 @@ class TextScorer:
 
     @torch.no_grad()
     def score(self, tokens: list[int]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
-        """Yield, window by window, the log-probability of each token, and the parts of its probability by memory."""
+        """Yield, window by window, the log-probability of each token, and the contributions of the memories to it."""
         for scored in self.scorer.score_row(self.windows(tokens)):
-            yield scored.log_probability, scored.parts()
+            yield scored.log_probability, scored.contributions()
 
     def windows(self, tokens: list[int]) -> Iterator[Window]:
         """Yield a text as windows of ``block`` tokens to be scored, after up to ``context`` earlier ones, with their masses."""

@@ -98,7 +98,7 @@ def generation_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     As for the harness's own models, max_new_tokens, max_tokens and max_completion_tokens are other names of max_gen_toks, a
     temperature above 0 samples unless do_sample is false, and do_sample without a temperature samples at 1.
     """
-    given = without_nulls(settings)
+    given = {name: value for name, value in settings.items() if value is not None}
     if isinstance(until := given.get("until"), tuple):
         given["until"] = [*until]
     try:
@@ -116,8 +116,3 @@ def generation_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         "top_p": float(task.get("top_p", 1.0)),
         "seed": seed,
     }
-
-
-def without_nulls(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that have a value."""
-    return {name: value for name, value in settings.items() if value is not None}

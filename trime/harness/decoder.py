@@ -98,7 +98,7 @@ class TrimeHF(HFLM):  # type: ignore[misc]
         return EvictingCache(self.model, sizes, self.policy, **self.settings)
 
     def _model_call(self, inps: Int[Tensor, "b l"], **settings: Any) -> Float[Tensor, "b l v"]:
-        if 0 < self.memory < 1 or self.beta:  # what was asked and a choice are one text here
+        if 0 < self.memory < 1 or self.beta:  # a question and a choice are one text here
             raise UserError("a share of a prompt, or a pyramid, is for tasks that write: name a number of entries, memory=N")
         if (cache := self.cache_for(inps.shape[1])) is None:
             return super()._model_call(inps, **settings)
@@ -124,7 +124,7 @@ class TrimeHF(HFLM):  # type: ignore[misc]
 
     @torch.no_grad()
     def read(self, cache: EvictingCache, prompts: Int[Tensor, "b l"], mask: Int[Tensor, "b l"]) -> None:
-        """Let the model read prompts, and note what they hold in memory, for a row."""
+        """Let the model read prompts, and note the memory that they take, for a row."""
         if self.whole:
             if not mask.all():
                 raise UserError("whole=True is for prompts of one length: add --batch_size 1")

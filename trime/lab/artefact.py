@@ -1,7 +1,7 @@
-"""An artefact: the output of a stage, in a folder named by the hash of exactly what determines its content.
+"""An artefact: the output of a stage, in a folder named by the hash of exactly the settings and inputs that determine it.
 
 It is built in ``NAME.partial`` under a lock and renamed when it is complete; a killed build resumes there. A manifest with
-the size and checksum of every file tells whether it is still what was written.
+the size and checksum of every file tells whether it is unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trime.lab.manifest import MANIFEST, check_manifest, part_files, write_manif
 class Lab:
     """The folder of artefacts and the engine that makes their shards; no result depends on either.
 
-    ``outputs`` is a project's own folder; what depends on text alone is in ``data``, which projects may share. ``verify``: the
+    ``outputs`` is a project's own folder; artefacts of text are in ``data``, which projects may share. ``verify``: the
     checksums of an artefact are compared before it is used, not only sizes. ``make_shards`` makes the missing shards of an
     artefact by the configured engine, under a progress bar.
     """
@@ -36,12 +36,6 @@ class Lab:
     verify: bool
     make_shards: Callable[[Any, Any, Path, Any], None]
 
-    @classmethod
-    def of(cls, config: Any, make_shards: Callable[[Any, Any, Path, Any], None]) -> Lab:
-        """Return the places that a configuration names, and an engine."""
-        outputs, data = (Path(config.paths[name]).expanduser() for name in ("outputs", "data"))
-        return cls(outputs, data, config.artefacts.verify, make_shards)
-
 
 def artefacts_in(value: Any) -> Iterator[Artefact]:
     """Yield the artefacts that a value is or holds, at any depth of dataclasses and lists."""
@@ -50,8 +44,8 @@ def artefacts_in(value: Any) -> Iterator[Artefact]:
     elif hasattr(value, "needs"):
         yield from value.needs()
     elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from artefacts_in(part)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from artefacts_in(item)
     elif dataclasses.is_dataclass(value):
         yield from artefacts_in(hashed_fields(value))
 
@@ -81,10 +75,13 @@ class Artefact(ABC):
         """Return the artefacts that this one is made from: those in its fields."""
         return [*dict.fromkeys(artefacts_in(hashed_fields(self)))]
 
+    def with_needs(self) -> list[Artefact]:
+        """Return this artefact after all that it is made from, directly or not."""
+        return [*dict.fromkeys(each for need in self.needs() for each in need.with_needs()), self]
+
     def build_order(self) -> list[Artefact]:
-        """Return this artefact after those of its needs that the same stage makes, each of them in its own build order."""
-        needs = [each for need in self.needs() if need.stage == self.stage for each in need.build_order()]
-        return [*dict.fromkeys(needs), self]
+        """Return this artefact after those that it is made from and that the same stage makes."""
+        return [each for each in self.with_needs() if each.stage == self.stage]
 
     @abstractmethod
     def build(self, folder: Path) -> None:

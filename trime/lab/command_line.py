@@ -78,7 +78,7 @@ def check_text_exists(words: list[str]) -> None:
     """Raise UserError where a dataset's path names nothing: to import what would find that out takes longer than all else."""
     for word, after in zip(words, [*words[1:], "-"], strict=True):
         key, _, value = word.partition("=")
-        # What Hydra reads otherwise, such as a sweep or a path with a space, is answered there.
+        # Hydra answers a sweep, a path with a space, and whatever else it reads otherwise.
         is_plain = re.fullmatch(r"'[^']+'|[\w./~-]+", value, re.ASCII) and value != "null" and ("=" in after or after[0] == "-")
         if is_plain and re.fullmatch(r"(evaluate\.|datastore\.)?dataset\.path", key):
             path = Path(value.strip("'")).expanduser()
@@ -95,7 +95,7 @@ def is_housekeeping(words: list[str]) -> bool:
 
 
 def run_housekeeping(words: list[str]) -> int:
-    """Run a command that is about finished runs alone, composed once and without Hydra's job; return the exit status."""
+    """Run a command that only lists or deletes runs, composed once and without Hydra's job; return the exit status."""
     from trime.lab.storage import DISK, LIST, PRUNE
 
     config = compose_config(*words)
@@ -185,7 +185,7 @@ def main() -> int:
         return 1
     except BrokenPipeError:
         try:
-            sys.stdout.flush()  # what could not be written is still to be flushed
+            sys.stdout.flush()  # text that could not be written is still to be flushed
         except BrokenPipeError:  # as of `stages=[list] | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is flushed to the pipe at exit
             return 141

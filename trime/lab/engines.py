@@ -21,7 +21,7 @@ MakeShard = Callable[[int, Advance], None]  # makes the shard with a number
 class Job(NamedTuple):
     """An artefact in shards, described so that another process can open it.
 
-    ``open`` is a function at the level of a module that loads models and indexes, and returns what makes a shard.
+    ``open`` is a function at the level of a module that loads models and indexes, and returns the function that makes a shard.
     """
 
     open: Callable[[Job], MakeShard]
@@ -32,7 +32,7 @@ class Job(NamedTuple):
 
 
 class Engine(ABC):
-    """Makes the shards of a job, in any order. A finished shard stays, whatever happens to others."""
+    """Makes the shards of a job, in any order. A finished shard stays, whatever happens to the rest."""
 
     @abstractmethod
     def run(self, job: Job, make: MakeShard, numbers: list[int], advance: Advance) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-from trime.common.io import FileState, checksum_of, remove_half_written, write_json
+from trime.common.io import checksum_of, remove_half_written, write_json
 from trime.common.progress import Progress
 from trime.errors import UserError
 
@@ -28,7 +28,7 @@ THREADS = 8
 def write_manifest(folder: Path, artefact: str, seconds: float = 0.0) -> None:
     """Write the manifest of an artefact, after deleting the half-written files of killed builds.
 
-    ``seconds`` is how long its build took in the process that finished it. The files of its parts are not of the artefact.
+    ``seconds`` is how long its build took in the process that finished it. Files ``part-…`` are not of the artefact.
     """
     remove_half_written(folder)
     apart = {folder / MANIFEST, *part_files(folder)}
@@ -58,12 +58,13 @@ def check_manifest(folder: Path, artefact: str, remedy: str, verify: bool = True
     files = read_manifest(folder, artefact, remedy)
     states = []
     for name, (size, _) in files.items():
-        state = FileState.of(folder / name)
-        if state is None:
-            raise UserError(f"{folder / name} is missing: {remedy}")
-        if state.size != size:
-            raise UserError(f"{folder / name} has {state.size:,} bytes instead of {size:,}: {remedy}")
-        states.append((name, state))
+        try:
+            found = (folder / name).stat()
+        except OSError:
+            raise UserError(f"{folder / name} is missing: {remedy}") from None
+        if found.st_size != size:
+            raise UserError(f"{folder / name} has {found.st_size:,} bytes instead of {size:,}: {remedy}")
+        states.append((name, size, found.st_mtime_ns))
     damaged = damaged_file(folder, tuple(states), tuple(total for _, total in files.values())) if verify else None
     if damaged:
         raise UserError(f"{folder / damaged} is damaged (its checksum differs): {remedy}")
@@ -89,10 +90,10 @@ def read_manifest(folder: Path, artefact: str, remedy: str) -> dict[str, tuple[i
 
 
 @cache
-def damaged_file(folder: Path, states: tuple[tuple[str, FileState], ...], sums: tuple[str, ...]) -> str | None:
-    """Return the first file whose checksum is not the expected one, else None."""
-    found = checksums(folder, {name: state.size for name, state in states})
-    return next((name for (name, _), old, new in zip(states, sums, found, strict=True) if old != new), None)
+def damaged_file(folder: Path, states: tuple[tuple[str, int, int], ...], sums: tuple[str, ...]) -> str | None:
+    """Return the first file whose checksum is not the expected one, else None; ``states``: name, size, time of last change."""
+    found = checksums(folder, {name: size for name, size, _ in states})
+    return next((name for (name, *_), old, new in zip(states, sums, found, strict=True) if old != new), None)
 
 
 def checksums(folder: Path, sizes: Mapping[str, int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is recorded of a run so that others can repeat it: hash of its settings, command, commit, versions, machine."""
+"""Records of a run by which others can repeat it: hash of its settings, command, commit, versions, machine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from trime.config.folder import CHECKOUT, IS_CHECKOUT, PROGRAM
 from trime.config.schema import Settings
 from trime.report.run_result import effective
 
-DATASET_PLACES = ("path", "cache")  # where text lies does not decide what it is
+DATASET_PLACES = ("path", "cache")  # the place of a text does not decide which text it is
 QUESTION_PLACES = ("questions.path", "questions.background")
 
-NOT_COMPARED = (  # what else does not tell two results apart: seeds, places, and published numbers beside them
+NOT_COMPARED = (  # further settings that do not tell two results apart: seeds, places, published numbers
     *("seed", "dictionary", "evaluate.subsets", "batching.seed"),
     *QUESTION_PLACES,
 )
@@ -36,7 +36,7 @@ VALIDATION = ("train.validate_every", "train.validate_tokens")  # they decide wh
 
 
 def identify_text(dataset: dict[str, Any]) -> dict[str, Any]:
-    """Remove from a dataset's settings what does not decide which text it is, and return them."""
+    """Remove the settings of a dataset that do not decide which text it is, and return the rest."""
     if dataset.get("suffix") == ".txt":
         del dataset["suffix"]  # as before it was a setting: what was made from such a folder is found again
     if dataset.get("copies") == "say":
@@ -47,7 +47,7 @@ def identify_text(dataset: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_hash(config: DictConfig) -> str:
-    """Return the hash of what determines a run's results: its configuration without paths, loggers, devices and seeds.
+    """Return the hash of the settings that determine results: the configuration without paths, loggers, devices and seeds.
 
     A checkpoint is identified by the name of its folder and text by its dataset's settings, not by where they lie.
     """
@@ -63,9 +63,9 @@ def config_hash(config: DictConfig) -> str:
     if not any(content["callbacks"].values()):
         content.pop("callbacks")
     own = [node["datastore"] for node in content["test_memories"].values() if "datastore" in node]
-    for part in (content, content["evaluate"], content["datastore"], *own):
-        if part.get("dataset"):
-            identify_text(part["dataset"])
+    for section in (content, content["evaluate"], content["datastore"], *own):
+        if section.get("dataset"):
+            identify_text(section["dataset"])
     return fingerprint_of(content)
 
 
@@ -84,7 +84,15 @@ def without(content: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 PACKAGES = (
     *("trime", "torch", "pytorch-lightning", "hydra-core", "faiss-cpu", "faiss-gpu", "bm25s", "rank-bm25", "numpy", "wandb"),
 )
-PROVENANCE = ("name", "created", "commit", "versions", "hardware", "command", "overrides")  # fields of what made a result
+PROVENANCE = (
+    "name",
+    "created",
+    "commit",
+    "versions",
+    "hardware",
+    "command",
+    "overrides",
+)  # fields on its making
 
 
 def provenance(config: DictConfig) -> dict[str, Any]:
@@ -103,12 +111,12 @@ def provenance(config: DictConfig) -> dict[str, Any]:
 
 
 def command() -> str | None:
-    """Return the command line that repeats this run alone; None if it was not started from the command line."""
+    """Return the command line that repeats just this run; None if it was not started from the command line."""
     if not HydraConfig.initialized():
         return None
     hydra = HydraConfig.get()
     overrides = [override for override in hydra.overrides.task if not override.startswith("sweep=")]
-    # The file of a table or an ablation starts a sweep by itself, without -m, unless it is told not to.
+    # The file of a table or an ablation starts a sweep by itself, without -m, unless hydra.mode says otherwise.
     by_file = hydra.mode == RunMode.MULTIRUN and "hydra.mode=MULTIRUN" not in hydra.overrides.hydra
     return shlex.join([*PROGRAM, *overrides, *["hydra.mode=RUN"] * by_file])
 

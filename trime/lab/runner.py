@@ -67,7 +67,7 @@ def run_experiment(config: DictConfig, stages: Sequence[Stage]) -> RunOutcome:
 
 
 def run_stage(graph: Any, stage: Stage) -> RunOutcome:
-    """Make what a stage is to make, unless it exists already, and log which of the two it was; return what it adds."""
+    """Make the artefacts of a stage that do not exist, and log which were made; return the stage's outcome."""
     stage.check(graph)
     for artefact in stage.artefacts(graph):
         made = artefact.make()
@@ -123,5 +123,4 @@ def report_sweep(config: DictConfig, folders: list[Path], command: str, several:
     ``several``: the command had several jobs, which printed no tables, even if only one of them finished.
     """
     if len(set(folders)) > 1 or (folders and (several or config.report.keep)):
-        check_report(config)
         report_several(config, read_runs(folder / "results.json" for folder in folders), command)

@@ -1,4 +1,4 @@
-"""An artefact in shards that do not depend on one another: what an engine makes, and what a killed run goes on with."""
+"""An artefact in shards that do not depend on one another: an engine makes them, and a killed run resumes with them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from trime.lab.engines import MakeShard
 class Work:
     """The work on an artefact, cut into shards; models and indexes are loaded when a shard needs them.
 
-    ``files``: what each shard writes, whole or not at all. A file that is not itself of the artefact is ``part-…`` and named by
-    what it covers, so that none of another cut is used; it is there until the artefact has its manifest, so that a killed
-    build still finds it. ``sizes``: how much work each shard is, in the unit of progress. ``make`` makes a shard by its number,
-    and calls ``advance(n)`` after n units.
+    ``files``: one of each shard, written whole or not at all. A file that is not itself of the artefact is ``part-…`` and named
+    by its range, so that none of another cut is used; it is there until the artefact has its manifest, so that a killed build
+    still finds it. ``sizes``: the work of each shard, in the unit of progress. ``make`` makes a shard by its number, and calls
+    ``advance(n)`` after n units.
     """
 
     files: list[Path]
     sizes: list[int]
     make: MakeShard
-    in_order: bool = False  # each shard needs what the one before it left in this process
+    in_order: bool = False  # each shard needs the state in which the one before it left this process
     can_begin: Callable[[int], bool] = lambda number: True  # of shards in order: whether one can be the first of a process
 
     def missing(self) -> list[int]:

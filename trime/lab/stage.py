@@ -62,8 +62,8 @@ def known_stages() -> dict[str, Stage]:
 
     Stages that run by default come first, in their order.
     """
-    packages = [import_module("trime.stages")]  # by name, for stages import from here
-    names = [module.name for package in packages for module in walk_packages(package.__path__, f"{package.__name__}.")]
+    package = import_module("trime.stages")  # by name, for stages import from here
+    names = [module.name for module in walk_packages(package.__path__, "trime.stages.")]
     modules = [vars(import_module(name)) for name in (*names, "trime.lab.storage")]
     found = {each.name: each for values in modules for each in values.values() if isinstance(each, Stage)}
     return {name: found.pop(name) for name in STAGES} | found

@@ -1,4 +1,4 @@
-"""list, disk and prune: which runs there are, what takes how much space, and what no kept run needs."""
+"""list, disk and prune: the stored runs, the space that they take, and folders that no kept run needs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def list_runs(config: DictConfig) -> None:
 
 
 def show_disk(config: DictConfig) -> None:
-    """Print what takes how much space: artefacts by kind with the number of runs that need them, runs, and reports."""
+    """Print how much space is taken by artefacts, by kind with the number of runs that need them, runs and reports."""
     needed = [needs_of(folder, run) for folder, run in stored_runs(config).items()]
     kinds: dict[str, list[Path]] = {}
     for folder in artefact_folders(config):
@@ -87,12 +87,12 @@ def show_disk(config: DictConfig) -> None:
 
 
 def prune(config: DictConfig) -> None:
-    """Print what no kept run needs, artefacts and runs, and with ``storage.delete`` delete it.
+    """Print the artefacts and runs that no kept run needs, and with ``storage.delete`` delete them.
 
     ``storage.keep=all`` keeps every finished run. ``named`` gives up runs that match ``storage.match`` and whose command had no
-    ``name=``. ``storage.run`` gives up the runs of one name, with what they alone need. What unfinished runs need stays, and
-    what another process is building; so does what lies in ``paths.data``, for other outputs may use it, unless
-    ``storage.data`` is set. Raises UserError if a kept run does not say what it was made from.
+    ``name=``. ``storage.run`` gives up the runs of one name, with artefacts that no other run needs. Artefacts of unfinished
+    runs stay, and those that another process is building; so do those in ``paths.data``, for other outputs may use them, unless
+    ``storage.data`` is set. Raises UserError if a kept run does not name its artefacts.
     """
     runs = stored_runs(config)
     given_up = run_folders(config, config.storage.run) if config.storage.run else []
@@ -156,7 +156,7 @@ def runs_folder(config: DictConfig) -> Path:
 
 
 def artefact_folders(config: DictConfig, data: bool = True) -> list[Path]:
-    """Return the folders of artefacts, finished or not; with ``data`` also those of the text alone, in ``paths.data``."""
+    """Return the folders of artefacts, finished or not; with ``data`` also those of text, in ``paths.data``."""
     of_text = [Path(config.paths.data).expanduser() / name for name in ("prepared", "packed") if data]
     places = (*of_text, runs_folder(config).with_name("artefacts"))
     return [path for place in places for path in sorted(place.glob("[!.]*")) if path.is_dir()]

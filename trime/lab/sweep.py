@@ -35,7 +35,7 @@ FOLDER, OWNER = "TRIME_SWEEP", "TRIME_SWEEP_OWNER"  # environment variables, whi
 
 
 class JobResult(NamedTuple):
-    """Outcome of one job: its resolved configuration (YAML) or the error that ended it, and what it reported.
+    """Outcome of one job: its resolved configuration (YAML) or the error that ended it, and its report.
 
     ``loss`` is the dev loss of the experiment's own row; ``folders`` are those of the runs; ``made``: whether it made anything.
     """
@@ -79,7 +79,7 @@ def read_job_results() -> list[JobResult]:
 
 
 class Jobs:
-    """The jobs of one command, and what they returned."""
+    """The jobs of one command, and their results."""
 
     def __init__(self, describe: Any):
         """``describe`` returns the one line of an error that is the user's, and raises any other again."""
@@ -125,7 +125,7 @@ class Jobs:
 
 
 def show_news_alone(shown: set[str]) -> None:
-    """Let the screen show warnings alone, each once in a sweep; ``shown`` are those so far. The run's log has all messages."""
+    """Let the screen show only warnings, each once in a sweep; ``shown`` are those so far. The run's log has all messages."""
 
     def is_news(record: logging.LogRecord) -> bool:
         message = record.getMessage()

@@ -79,24 +79,24 @@ def sample_lines(sample: Sample) -> list[list[Any]]:
 
 
 def build_loggers(settings: Any, folder: Path) -> list[Logger]:
-    """Return the Lightning loggers of a run; files lie in the run's folder. UserError where a part is not a logger.
+    """Return the Lightning loggers of a run; files lie in the run's folder. UserError where a component is not a logger.
 
     ``settings`` is the section ``logger``.
     """
     loggers = []
-    for name, part in settings.lightning.items():
-        if part is None:
+    for name, component in settings.lightning.items():
+        if component is None:
             continue
-        if part._target_.endswith(".WandbLogger"):
-            set_up_wandb(offline=bool(part.get("offline")))
         folder.mkdir(parents=True, exist_ok=True)
-        identity: dict[str, Any] = {}
-        if part._target_.endswith(".WandbLogger") and "id" not in part:
-            identity = {"id": wandb_id(folder), "resume": "allow"}
-        writes_files = "save_dir" in inspect.signature(get_object(part._target_)).parameters and "save_dir" not in part
-        logger = instantiate(part, _convert_="all", **({"save_dir": str(folder)} if writes_files else {}), **identity)
+        further: dict[str, Any] = {}
+        if component._target_.endswith(".WandbLogger"):
+            set_up_wandb(offline=bool(component.get("offline")))
+            further = {"id": wandb_id(folder), "resume": "allow"} if "id" not in component else {}
+        if "save_dir" in inspect.signature(get_object(component._target_)).parameters and "save_dir" not in component:
+            further["save_dir"] = str(folder)
+        logger = instantiate(component, _convert_="all", **further)
         if not isinstance(logger, Logger):
-            raise UserError(f"logger.lightning.{name}: {part._target_} is not a Lightning logger")
+            raise UserError(f"logger.lightning.{name}: {component._target_} is not a Lightning logger")
         loggers.append(logger)
     return loggers
 
@@ -111,7 +111,7 @@ def wandb_id(folder: Path) -> str:
 
 
 def set_up_wandb(offline: bool) -> None:
-    """Make W&B quiet before Lightning starts it: Lightning passes a deprecated setting, of which W&B would warn."""
+    """Make W&B quiet before Lightning starts it: Lightning passes a deprecated setting, and W&B would warn of it."""
     import wandb
 
     os.environ.setdefault("WANDB_SILENT", "true")

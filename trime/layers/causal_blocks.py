@@ -1,4 +1,4 @@
-"""Causal attention in blocks of queries for training on a CPU: the products skip what no query of a block sees.
+"""Causal attention in blocks of queries for training on a CPU: the products skip keys that no query of a block sees.
 
 PyTorch's kernel for CPUs multiplies tiles that are too small for its matrix library: with it an update of a small model takes
 1.3 times as long in float32, 1.5 times in bfloat16 (``python -m benchmarks pays``). Whole rows of a block are kept for the

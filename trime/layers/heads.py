@@ -68,7 +68,7 @@ class AdaptiveSoftmax(nn.Module):
     """Adaptive softmax (Grave et al. 2017), with tables and projections tied to the adaptive input.
 
     The head holds the words of the first band and one class row for each tail band. ``total`` is the head's logsumexp T, and a
-    tail word's logit is log p + T: the vocabulary enters Eq. 5 with the mass of the head alone. Without ``tied_projections``
+    tail word's logit is log p + T: the vocabulary enters Eq. 5 with the mass of the head only. Without ``tied_projections``
     each tail has a projection of its own. ``dropped_in_band`` is the published code's quirk: the second word of each tail (its
     ignore_index) gets only the logit of its class.
     """

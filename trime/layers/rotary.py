@@ -1,6 +1,6 @@
 """Rotary positions (RoPE) as scores of queries and keys, at their true distances or capped as in LM-Infinite (Attendre 4).
 
-A memory may hold keys before rotation, so that they can stand at any distance, or after it.
+A memory may hold keys before rotation, so that they can be at any distance, or after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Rotary:
 
     frequency: Float[Tensor, " w"]  # numbers of a head beyond 2 w are not rotated
     interleaved: bool = False
-    scale: float = 1.0  # multiplies what is rotated
+    scale: float = 1.0  # multiplies queries and keys after rotation
 
     @classmethod
     def of(cls, width: int, base: float = 10000.0, interleaved: bool = False) -> Rotary:

@@ -21,7 +21,7 @@ from trime.common.types import Bool, Float, Int, Tensor
 Top = Callable[[Tensor, int], Tensor]  # (scores [h q m], k) -> slots of the k best
 ScoreCallback = Callable[[int, slice, Tensor, Tensor], None]  # (row, block of queries, scores [h q m], slots [h q k])
 SCORES_PER_BLOCK = 2**22  # scores in memory at a time: 16 MiB in float32
-GROUP = 16  # slots whose maximum alone a first pass compares
+GROUP = 16  # slots of which a first pass compares only the maximum
 
 
 class Table(NamedTuple):

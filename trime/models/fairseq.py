@@ -43,7 +43,7 @@ SUBLAYERS = {
 
 
 class FairseqCheckpoint(NamedTuple):
-    """A checkpoint's arguments, its decoder's weights, and what it records of its training."""
+    """A checkpoint's arguments, its decoder's weights, and its record of the training."""
 
     args: dict[str, Any]
     weights: dict[str, Tensor]

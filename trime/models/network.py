@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from safetensors import safe_open
 from safetensors.torch import load_model
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from trime.common.components import build
 from trime.common.io import write_tensors
 from trime.common.types import Batch, Contexts, Encoding, Float, Int, LogMass, Tensor, contexts_of
 from trime.errors import UserError
@@ -132,16 +131,12 @@ class Reader:
 
 def build_network(model: Any, vocabulary: int) -> Network:
     """Build the network that conf/model describes, for a vocabulary of that size; UserError where its settings are invalid."""
+    embedding, backbone, head = (build(model[name], _partial_=True) for name in ("embedding", "backbone", "head"))
     try:
-        embedding, backbone, head = (
-            instantiate(model[name], _partial_=True, _convert_="all") for name in ("embedding", "backbone", "head")
-        )
         table = embedding(vocabulary=vocabulary)
         return Network(backbone(embedding=table), head(embedding=table), table.width if model.get("gate") else None)
     except (ValueError, TypeError) as error:  # invalid values, or settings that a class does not have
         raise UserError(str(error)) from error
-    except InstantiationException as error:  # raised by a nested class
-        raise UserError(str(error.__cause__ or error).splitlines()[0]) from error
 
 
 def shard_weights(network: Network, mesh: Any) -> None:

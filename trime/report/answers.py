@@ -1,4 +1,4 @@
-"""Question-answering runs: tables, curves over the memory's size, results by depth and length, and what memories kept.
+"""Question-answering runs: tables, curves over the memory's size, results by depth and length.
 
 The tables and pictures are those of Attendre, Tables 2 to 5.
 """

@@ -54,7 +54,7 @@ def difference(one: Group, other: Group) -> Difference:
 
 
 def measured_difference(one: Group, other: Group) -> Difference | None:
-    """Return the difference of two groups in what they are judged by: BLEU if they translate, else the metric of a loss."""
+    """Return the difference of two groups in their measure: BLEU if they translate, else the metric of a loss."""
     return difference(one, other) if one.row.bleu is None else bleu_difference(one, other)
 
 

@@ -56,7 +56,7 @@ def canvas(width: float, height: float, columns: int, lines: int = 1, line_heigh
 
 
 def without_mathematics(figure: Any) -> None:
-    """Take dollar signs in titles, labels, legends and names for what they are, not for the marks of a formula."""
+    """Take dollar signs in titles, labels, legends and names literally, not for the marks of a formula."""
     legends = [*figure.legends, *(legend for axis in figure.axes if (legend := axis.get_legend()))]
     texts = [*figure.texts, *(text for legend in legends for text in legend.get_texts())]
     for axis in figure.axes:

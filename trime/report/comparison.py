@@ -23,7 +23,7 @@ from trime.report.run_result import ScoredRun
 from trime.report.tables import INTERVAL, Table
 from trime.report.terminal import runs_lines, runs_verdict
 
-# By the title of a set of published results and the experiment's name: dev and test, or test alone.
+# By the title of a set of published results and the experiment's name: dev and test, or only test.
 PublishedResults = dict[str, dict[str, list[float]]]
 PUBLISHED_NOTE = (
     "Columns with * hold results published for the papers' texts and larger budgets, dev / test or test alone: compare their "
@@ -59,7 +59,7 @@ class Comparison(NamedTuple):
 
     @property
     def shown(self) -> Table:
-        """Return the columns that fit a page: results, what was mixed, and the policy where several are compared."""
+        """Return the columns that fit a page: results, memories, and the policy where several are compared."""
         titles = ["run", INTERVAL.format(self.against), "memories"]
         if len({group.row.eviction for group in self.groups} - {None}) > 1:
             titles += ["eviction", "M"]
@@ -166,7 +166,7 @@ def compare_table(groups: list[Group], baseline: str, published: PublishedResult
         {"run": label} | group_columns(group, baseline_of(group, groups, baseline), baseline, metric)
         for label, group in zip(group_labels(groups), groups, strict=True)
     ]
-    # The papers' texts and budgets are others, so these columns are marked.
+    # The papers have other texts and budgets, so these columns are marked.
     for title, rows in published.items():
         for line, group in zip(lines, groups, strict=True):
             line[f"{title}*"] = " / ".join(f"{x:.2f}" for x in rows.get(group.name, []))
@@ -175,7 +175,7 @@ def compare_table(groups: list[Group], baseline: str, published: PublishedResult
 
 
 def group_columns(group: Group, other: Group | None, baseline: str, metric: str) -> dict[str, str]:
-    """Return the cells of a group's line by title: its results, what they are over, and what they cost."""
+    """Return the cells of a group's line by title: its results, their text and their cost."""
     run, row, size = group.first, group.row, group.first.parameters or 0
     sizes = sorted({run.row.memory_size for run in group.runs if run.row.memory_size is not None}, key=np.mean)
     recall = group.average(lambda run: run.datastore.recall if run.datastore else None) if row.search else None
@@ -212,7 +212,7 @@ def order_table(groups: list[Group], published: PublishedResults) -> Table:
     otherwise *no difference shown*, *no interval* for a single part and seed, or *too few units*. Experiments that were run
     here with several settings are left out.
     """
-    # A name that occurs twice stands for several settings: which of them the paper's row means is unknown.
+    # A name that occurs twice is of several settings: which of them the paper's row has is unknown.
     names = Counter(group.name for group in groups)
     lines = []
     for title, rows in published.items():

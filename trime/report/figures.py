@@ -48,7 +48,7 @@ class Figure(ABC):
 
 
 class Curves(Figure):
-    """Test results, and what was measured over the updates of training, the size of a memory or the frequency of tokens."""
+    """Test results, and measurements over the updates of training, the size of a memory or the frequency of tokens."""
 
     title = "Curves"
 

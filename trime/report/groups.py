@@ -89,7 +89,7 @@ def rank_groups(groups: list[Group], split: str = "test") -> tuple[str, list[Gro
 
 
 def group_runs(runs: list[ScoredRun]) -> list[Group]:
-    """Group runs that differ only in their seed; what was tuned does not separate runs unless a seed would occur twice."""
+    """Group runs that differ only in their seed; tuned settings do not separate runs unless a seed would occur twice."""
     # Versions of the code hash settings differently: equal commands count as equal settings.
     settings: dict[tuple[Any, str | None], list[str]] = {}
     for run in runs:
@@ -122,7 +122,7 @@ def size_text(size: MemorySize) -> str:
 
 
 def group_labels(groups: list[Group]) -> list[str]:
-    """Return the groups' names; groups that share one also get what distinguishes them: settings, texts, commit and time."""
+    """Return the groups' names; groups that share one are told apart by settings, texts, commit and time."""
     described = []
     for run in (group.first for group in groups):
         uses = {} if run.is_trained else {"trained on": "not trained, vocabulary of"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from trime.common.io import write_atomically
 from trime.report.canvas import Panel, draw_svg, memory_colours
-from trime.report.passages import Sample, SampledToken, annotated, rendered
+from trime.report.passages import Sample, SampledToken, annotate_token, rendered
 from trime.report.run_result import VOCABULARY, RunResult
 from trime.report.tables import Table
 
@@ -51,7 +51,7 @@ def write_page(page: Page, path: Path) -> Path:
 
 
 def place_of(page: Path) -> str:
-    """Return the last line of a run or a sweep: where its page is, and what lies beside it."""
+    """Return the last line of a run or a sweep: its page, and the files beside it."""
     kinds: dict[str, list[str]] = {}
     for file in sorted(page.parent.iterdir()):
         if file.suffix in BESIDE and file != page:
@@ -79,7 +79,7 @@ def sample_sections(samples: list[Sample], content: str) -> list[Section]:
         opened = first_shown(sample.tokens)
         shown = sample.before[-SHOWN_BEFORE:]
         before = ("… " if shown != sample.before else "") + shown
-        tokens = [annotated(token, colours, token is opened) for token in sample.tokens]
+        tokens = [annotate_token(token, colours, token is opened) for token in sample.tokens]
         passages.append({"document": sample.document, "before": before, "tokens": tokens})
     return [Section("Samples with their memories", note, passages=passages, colours=colours)]
 

@@ -1,4 +1,4 @@
-"""Passages of text whose tokens know what the memories contributed to them."""
+"""Passages of text with the contributions of the memories to each token."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def part_texts(parts: dict[str, float], agreeing: dict[str, tuple[int, int]] | N
 
 
 def agreement(agreeing: dict[str, tuple[int, int]] | None, memory: str) -> str:
-    """Describe how many entries of a memory hold a token, as in `` (612 of 1,024 agree)``; nothing where it is not known."""
+    """Describe the number of a memory's entries that hold a token, as in `` (612 of 1,024 agree)``; nothing if unknown."""
     count, entries = (agreeing or {}).get(memory, (0, 0))
     return f" ({count:,} of {entries:,} agree)" if entries > 1 else ""
 
@@ -103,7 +103,7 @@ def rendered(template: str, **content: Any) -> str:
     return templates().get_template(template).render(content)
 
 
-def annotated(token: SampledToken, colours: dict[str, str], opened: bool = False) -> Annotated:
+def annotate_token(token: SampledToken, colours: dict[str, str], opened: bool = False) -> Annotated:
     """Return a token that a run's row explained; the entries of the memory that contributed most come first."""
     sources = [
         Source(entry.memory, colours.get(entry.memory, token.colour), entry.place, f"… {entry.text}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from uuid import uuid4
 
 from omegaconf import DictConfig
 
-from trime.common.io import plain, write_atomically
+from trime.common.io import write_atomically
 from trime.errors import UserError
 from trime.report.answers import answers_panels, answers_table, depth_panels, policies_table
 from trime.report.canvas import save_panels
@@ -29,7 +28,6 @@ from trime.report.terminal import answers_lines, answers_verdict, ending
 POLICIES_NOTE = (
     "Share of questions answered, %, with Wilson's 95 % interval; which answers count is answering.counts of each run."
 )
-NAME = re.compile(r"[^./\0][^/\0]*")  # of a folder
 MANY_RUNS = 12  # their table is folded under its heading
 LATEST = "latest"  # the name of a link to the latest report
 DEPTH_HEIGHT = 2.8  # inches of a panel by depth and length
@@ -53,7 +51,7 @@ def report_several(config: DictConfig, runs: Sequence[RunResult], command: str |
 
 
 def report_folder(reports: Path, name: str, runs: Sequence[RunResult]) -> Path:
-    """Return the folder of a report below ``reports``: its name, and a hash of which runs it compares."""
+    """Return the folder of a report below ``reports``: its name, and a hash of the runs that it compares."""
     # The same runs in another order are the same report, and replace it.
     identities = sorted(str((run.name, run.seed, run.config_hash, run.title)) for run in runs)
     return reports / f"{name}-{hashlib.sha256(json.dumps(identities).encode()).hexdigest()[:6]}"
@@ -77,15 +75,9 @@ def writing_report(folder: Path) -> Iterator[None]:
 
 
 def check_report(config: DictConfig) -> None:
-    """Raise UserError at settings of a report that would fail when the runs are finished."""
-    report = config.report
-    if not NAME.fullmatch(report.name):
-        raise UserError(f"report.name={report.name}: it must be a name, not a path")
-    if report.keep and Path(report.keep).expanduser().is_file():
-        raise UserError(f"report.keep={report.keep} is a file: name a folder")
-    for key, given in (("figures", report.figures), ("published", report.published or {})):
-        if not isinstance(plain(given), dict):
-            raise UserError(f"report.{key}={given}: it must be a mapping, as in conf/config.yaml and conf/table")
+    """Raise UserError at a setting of a report that would fail when the runs are finished."""
+    if config.report.keep and Path(config.report.keep).expanduser().is_file():
+        raise UserError(f"report.keep={config.report.keep} is a file: name a folder")
 
 
 def run_facts(runs: Sequence[RunResult]) -> list[str]:

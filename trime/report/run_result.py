@@ -1,4 +1,4 @@
-"""The results of a run, as results.json holds them: ``stages/collect.py`` collects them, and every report reads them.
+"""The results of a run, as results.json holds them: the stage report collects them, and every report reads them.
 
 Fields of other versions of the code are kept as they are, so that results can be read and written again without loss. A field
 with a default may be missing in results of earlier versions.
@@ -97,7 +97,7 @@ class Row(Record):
     eviction: str | None = None
     memory_share: list[Bucket] = []
     tokens_per_second: float | None = None
-    processor_ms_per_token: float | None = None  # earlier versions measured elapsed time alone
+    processor_ms_per_token: float | None = None  # earlier versions measured only elapsed time
     peak_memory_mb: float | None = None
     bleu: float | None = None
     bleu_statistics: list[list[int]] | None = None  # of each sentence
@@ -124,7 +124,7 @@ class Datastore(Record):
 
 
 class Search(Record):
-    """The search in datastores; ``keys`` is the precision of keys. Where there are several, K may be as in ``4 and 8``."""
+    """The search in datastores; ``keys`` is the precision of keys. Several datastores may have K as in ``4 and 8``."""
 
     k: int | str
     keys: str

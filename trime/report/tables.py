@@ -19,7 +19,7 @@ from trime.report.run_result import FEW_TOKENS, FEWEST, VOCABULARY, Row, ScoredR
 TableRows = list[list[str]]
 NUMBER = re.compile(r"[-+]?[\d,.]+( / [\d.]+)?")
 INTERVAL_CELL = re.compile(r"([-+]?[\d.]+) (?:\[([-+]?[\d.]+), ([-+]?[\d.]+)\]|one part)")
-PAIR_CELL = re.compile(r"(?:([\d.]+) / )?([\d.]+)$")  # published results: dev / test, or test alone
+PAIR_CELL = re.compile(r"(?:([\d.]+) / )?([\d.]+)$")  # published results: dev / test, or only test
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 PROCESSOR_TIME = "processor ms/token"  # elapsed time would count what else the machine was doing
 INTERVAL = "vs {}, 95 % interval"  # the column of differences to a baseline
@@ -119,7 +119,7 @@ def decimals(value: float) -> str:
 
 
 def text_facts(run: ScoredRun) -> str:
-    """Return a line on the evaluated text: what it is, scored tokens of test, share of ``<unk>``, path."""
+    """Return a line on the evaluated text: its name, scored tokens of test, share of ``<unk>``, path."""
     data, scored = run.evaluated, run.row.tokens
     in_test, unknown = data.tokens.get("test"), data.unknown.get("test")
     facts = [

@@ -25,7 +25,7 @@ PLAIN, AT_TEST, TRAINED = "plain", "with memories at test", "trained for them"  
 MOST_NOTES = 3  # that are printed; a page has all
 
 
-def fitted(table: Table, titles: Collection[str]) -> str:
+def fit_columns(table: Table, titles: Collection[str]) -> str:
     """Return the first five columns of a table that are among ``titles``, as lines of at most 100 characters.
 
     Cells that are too long wrap: nothing is cut off.
@@ -69,19 +69,19 @@ def run_lines(run: ScoredRun, table: Table) -> str:
     worth = [-(row.bleu or 0) if by_bleu else row.value if math.isfinite(row.value) else math.inf for row in rows]
     lines = [table.lines[number] for number in sorted(range(len(rows)), key=worth.__getitem__)]
     details = ("tokens", "dev tokens", "search", "tuned on dev")  # only the run's files have these
-    return fitted(Table(table.header, lines), [title for title in table.header if title not in details])
+    return fit_columns(Table(table.header, lines), [title for title in table.header if title not in details])
 
 
 def runs_lines(table: Table, metric: str, against: str) -> str:
     """Return the lines of a comparison with results, differences to ``against``, seeds and costs."""
     results = "test BLEU", f"BLEU vs {against}", f"test {metric}", INTERVAL.format(against)
-    return fitted(table, ["run", *results, "seeds", PROCESSOR_TIME])
+    return fit_columns(table, ["run", *results, "seeds", PROCESSOR_TIME])
 
 
 def answers_lines(runs: list[AnsweringRun]) -> str:
     """Return the runs that answered questions, the best first."""
     measures = [f"{measure.replace('_', ' ')}, % [95 %]" for measure in {run.measure for run in runs}]
-    return fitted(answers_table(runs), ["run", "eviction", "M", *measures, PROCESSOR_TIME])
+    return fit_columns(answers_table(runs), ["run", "eviction", "M", *measures, PROCESSOR_TIME])
 
 
 def run_result(run: ScoredRun) -> str:
@@ -135,7 +135,7 @@ def memory_verdict(groups: list[Group]) -> str:
 
 
 def kind_of(group: Group) -> str | None:
-    """Return whether a model is plain, has memories at test alone, or was trained for them; None if it now lacks them."""
+    """Return whether a model is plain, has memories only at test, or was trained for them; None if it now lacks them."""
     if group.row.memories == VOCABULARY:
         return None if group.first.trained_with_memory else PLAIN
     return TRAINED if group.first.trained_with_memory else AT_TEST

@@ -112,6 +112,17 @@ class LossSums:
         return f"parts of at most {length * PART_TOKENS:,} tokens" if few else "documents", list(units.values())
 
 
+def sum_by_document(document: Int[Tensor, " n"], loss: Float[Tensor, " n"]) -> LossSums:
+    """Return the losses summed by document and part."""
+    sums, start = LossSums(), 0
+    for number, size in zip(*(part.tolist() for part in document.unique_consecutive(return_counts=True)), strict=True):
+        for part, first in enumerate(range(start, start + size, PART_TOKENS)):
+            part_loss = loss[first : min(first + PART_TOKENS, start + size)]
+            sums.put((number, part), part_loss.double().sum()[None, None], len(part_loss))
+        start += size
+    return sums
+
+
 def summarize_row(row: MixtureSpec | FittedMixtureSpec, sums: LossSums) -> dict[str, Any]:
     """Return the best settings of a row, its loss there, the best loss at each memory size, and units for a bootstrap."""
     tokens = sums.tokens

@@ -27,7 +27,7 @@ from trime.scoring.mixtures.experts import FEWEST_FOLDS, Mixture, folds
 from trime.scoring.scorer import Scorer
 from trime.token_memory.test.base import Memory, Window
 
-VOCABULARY = "vocabulary"  # the name of the model's own part
+VOCABULARY = "vocabulary"  # the name of the model's own contribution
 TEMPERATURES = [0.25, 0.5, 1.0, 2.0]  # of the experts of each memory, times sqrt(d)
 
 
@@ -69,7 +69,7 @@ class MemoryMixture:
     """The vocabulary of a model and some memories, mixed with weights that are fitted to windows of held-out text.
 
     ``memories`` by name, each with one size. ``mixture``: by default ``Adaptive``. Windows come in the order of the text.
-    Memories and mixture are copied, so that what others do with them, another pass over a text included, changes nothing here.
+    Memories and mixture are copied, so that other uses of them, such as another pass over a text, change nothing here.
     Raises UserError where there are fewer than three ``folds``: ``Adaptive`` scores one, stops at one, and fits to the rest.
     """
 
@@ -122,7 +122,8 @@ class MemoryMixture:
     def explain(self, windows: Iterable[Window]) -> Iterator[tuple[Float[Tensor, " n"], dict[str, Float[Tensor, " n"]]]]:
         """Yield log-probabilities, and how much of each probability comes from the vocabulary and from each memory."""
         return (
-            (scored.log_probability, scored.parts()) for scored in self.fitted_scorer().score_row(self.checked_windows(windows))
+            (scored.log_probability, scored.contributions())
+            for scored in self.fitted_scorer().score_row(self.checked_windows(windows))
         )
 
 

@@ -94,10 +94,10 @@ class FittedScorer:
         return log_mixture(self.log_weights, log_probability)[None, None]
 
     def vocabulary_log_prob(self, window: Window, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
-        """Return the log of the vocabulary's part of P(target) for the window scored last."""
+        """Return the log of the vocabulary's contribution to P(target) for the window scored last."""
         return (self.log_weights[:, 0] + self.expert_masses.log_probability[:, 0])[None, None]
 
-    def parts(self, window: Window, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
+    def contributions(self, window: Window, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
         """Return the contributions of the vocabulary and of each memory to P(target), for the window scored last."""
         return self.summed_by_memory((self.log_weights + self.expert_masses.log_probability).double().exp(), masses)
 
@@ -118,18 +118,18 @@ class MassCollector:
     def __init__(self, row: FittedMixtureSpec, limit: int | None = None):
         self.row, self.limit, self.tokens = row, limit, 0
         self.experts: dict[str, int] = {}  # of each memory, in the order of the row
-        self.parts: list[ExpertMasses] = []
+        self.collected: list[ExpertMasses] = []
 
     def add(self, window: Window, masses: Mapping[str, LogMass]) -> None:
         """Add the masses [1 e n] of a window's memories, unless there are ``limit`` tokens already."""
         if self.limit is None or self.tokens < self.limit:
-            self.parts.append(self.row.stack(window, masses).cpu())
+            self.collected.append(self.row.stack(window, masses).cpu())
             self.tokens += len(window.query.token)
             self.experts = {name: masses[name].total.shape[1] for name in self.row.memory_order}
 
     def masses(self) -> ExpertMasses:
         """Return the masses of all tokens in the order in which they were added."""
-        return concat_masses(self.parts)
+        return concat_masses(self.collected)
 
     def counts(self, memories: Mapping[str, Memory]) -> list[bool]:
         """Return for each expert whether its mass is a count."""
@@ -170,7 +170,7 @@ class MixtureSpec:
         return "interpolate" if self.interpolations else "joint"
 
     uses_experts: ClassVar[bool] = False
-    state_scope: ClassVar[StateScope] = StateScope.NONE  # beside what its memories carry
+    state_scope: ClassVar[StateScope] = StateScope.NONE  # beside the state of its memories
 
     def window_scorer(self) -> GridScorer:
         return GridScorer(self)
@@ -222,7 +222,7 @@ class MixtureSpec:
         return [dict(item for setting in settings for item in setting.items()) for settings in product(*axes)]
 
     def with_settings(self, chosen: dict[str, float]) -> MixtureSpec:
-        """Return the row with the chosen settings alone."""
+        """Return the row with only the chosen settings."""
         temperature = (chosen["temperature"],) if self.joint else self.temperature
         interpolations = tuple(
             Interpolation(interpolation.memories, (chosen[t],), (chosen[share],))
@@ -242,12 +242,12 @@ class GridScorer:
         return self.row.score(window.vocabulary, masses)
 
     def vocabulary_log_prob(self, window: Window, masses: dict[str, LogMass]) -> Float[Tensor, "s a n"]:
-        """Return the log of the vocabulary's part of P(target) for the window scored last."""
+        """Return the log of the vocabulary's contribution to P(target) for the window scored last."""
         return self(window, {name: without_target(mass) for name, mass in masses.items()})
 
-    def parts(self, window: Window, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
+    def contributions(self, window: Window, masses: dict[str, LogMass]) -> dict[str, Float[Tensor, " n"]]:
         """Return the contributions of the vocabulary and of each memory to P(target), for the window scored last."""
-        # P is linear in the memories' masses of the target while their totals stay: what is lost without one is its part.
+        # P is linear in the memories' masses of the target while totals stay: a memory contributes what is lost without it.
         whole = self(window, masses)[0, 0].double().exp()
         others = {name: self(window, masses | {name: without_target(mass)})[0, 0] for name, mass in masses.items()}
         vocabulary = self.vocabulary_log_prob(window, masses)[0, 0].double().exp()
@@ -259,7 +259,7 @@ class GridScorer:
 
 
 def without_target(mass: LogMass) -> LogMass:
-    """Return the mass without the target's part."""
+    """Return the mass without the target."""
     return LogMass(torch.full_like(mass.target, -math.inf), mass.total)
 
 

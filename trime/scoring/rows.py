@@ -25,7 +25,7 @@ def rows_of(config: DictConfig) -> MixtureSpecs:
     set without a mixture.
     """
     specifications, known = plain(config.evaluate.rows), tuple(config.test_memories)
-    if not isinstance(specifications, list) or not specifications:
+    if not specifications:
         raise UserError(f"evaluate.rows={specifications}: name at least one row, for instance [{{joint: [local]}}]")
     rows: MixtureSpecs = [parse_row(specification, config) for specification in specifications]
     mixed, used = plain(config.evaluate.memories), memory_names(rows)
@@ -95,8 +95,3 @@ def traits_of(config: DictConfig, name: str) -> type[MemoryTraits]:
     if not issubclass(kind, MemoryTraits):
         raise UserError(f"test_memories.{name}._target_={target} is no memory: name a subclass of Memory or StoredMemory")
     return kind
-
-
-def memories_of(config: DictConfig) -> set[str]:
-    """Return the names of the memories that any row uses."""
-    return memory_names(rows_of(config))

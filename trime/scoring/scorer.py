@@ -24,9 +24,9 @@ class ScoredWindow(NamedTuple):
     log_probability: Float[Tensor, " n"]
     scorer: GridScorer | FittedScorer
 
-    def parts(self) -> dict[str, Float[Tensor, " n"]]:
+    def contributions(self) -> dict[str, Float[Tensor, " n"]]:
         """Return the contributions to each probability, by source; call it before the next window is read."""
-        return self.scorer.parts(self.window, self.masses)
+        return self.scorer.contributions(self.window, self.masses)
 
     def weights(self) -> dict[str, Float[Tensor, " n"]]:
         """Return the weight of the vocabulary and of each memory, if there are any; call it before the next window is read."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import read_json_lines, to_json, write_atomically, write_json
 from trime.common.metrics import ResourceUsage, Usage, processor_ms
-from trime.common.parts import build
 from trime.common.pretrained import load_pretrained
 from trime.config.schema import Answering
 from trime.data.questions.base import SEPARATOR, Example, Questions, contains_answer, exact_match, prompt, prompt_parts
@@ -29,7 +29,7 @@ from trime.stages.pretrained import build_answerer, model_fingerprint
 from trime.stages.train_small import batched
 from trime.training.hardware import Hardware
 
-DEPTHS = 5  # parts of a text for which results are told apart
+DEPTHS = 5  # sections of a text with results of their own
 READING = (
     *("memory_size", "query_size", "chunk", "top_k", "search", "cached_keys", "prefill", "per_head", "end", "outputs"),
     *("position", "factor", "causal", "dtype"),
@@ -52,7 +52,7 @@ class PromptMaker:
     """Makes the prompts of a model, with the settings ``answering`` and ``solved`` questions before each.
 
     With ``answering.order=last`` the shared part is everything before the question; otherwise nothing is shared. ``is_guided``:
-    the question decides what is kept of the text before it, so that the two are also told apart where it comes first as well.
+    the question decides which entries of the text before it are kept, so that the two are separate where it also comes first.
     """
 
     def __init__(self, tokenizer: Any, settings: Answering, solved: list[Example], is_guided: bool = False):
@@ -80,7 +80,7 @@ class PromptMaker:
         return Prompt(self.before + text, rest + self.after) if self.is_split else Prompt([], self.before + rest + self.after)
 
 
-Asked = tuple[Example, Prompt]
+PromptedQuestion = tuple[Example, Prompt]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,7 +94,7 @@ class Answer(ShardedArtefact):
     eviction: dict[str, Any]
     answering: Answering
     asked: Free[dict[str, Any]]  # conf/questions, with places
-    model_settings: Free[dict[str, Any]]  # conf/model; reading() has what decides the answers
+    model_settings: Free[dict[str, Any]]  # conf/model; reading() has the settings that decide the answers
     hardware: Free[Hardware]
     lab: Free[Lab]
 
@@ -199,10 +199,10 @@ class Answer(ShardedArtefact):
 
     @property
     def shares_texts(self) -> bool:
-        """Whether a text is read once for all questions about it: none of them comes before it, or decides what is kept."""
+        """Whether a text is read once for all its questions: none of them comes before it, or decides which of it is kept."""
         return self.answering.order == "last" and self.model_settings["prefill"] != "guided"
 
-    def answer(self, groups: list[list[Asked]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
+    def answer(self, groups: list[list[PromptedQuestion]], tokenizer: Any, answerer: Answerer) -> list[dict[str, Any]]:
         """Return the answers to groups of questions, with whether they are right; the text of a group is read once."""
         started, lines = time.perf_counter(), []
         texts, questions = zip(*(group[0][1] for group in groups), strict=True)
@@ -223,7 +223,7 @@ class Answer(ShardedArtefact):
                         "contained": contains_answer(text, example),
                         "depth": example.depth,
                         "tokens": len(made.tokens),
-                        # What a guiding question reads again after each chunk is part of the cost of a token.
+                        # The tokens of a guiding question, read again after each chunk, are a cost of the text's tokens.
                         "read": len(made.tokens) if first else len(made.rest),
                     }
                 )
@@ -249,11 +249,11 @@ def by_depth(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def solved_examples(questions: dict[str, Any], count: int) -> list[Example]:
-    """Return questions of train whose contexts are their facts alone; UserError if the set has no such contexts."""
+    """Return questions of train whose contexts are only their facts; UserError if the set has no such contexts."""
     if not count:
         return []
     if "words" not in questions:
         raise UserError("answering.examples: these questions have no context of facts alone, set it to 0")
-    # Without words of filler a context is its facts alone.
+    # Without words of filler a context is only its facts.
     short = build(questions, "questions", words=0, min_words=None, count=count)
     return [*islice(short.examples("train"), count)]

@@ -1,4 +1,4 @@
-"""audit: check for a trained run that the probability of a scored token does not depend on what it must not see.
+"""audit: check for a trained run that the probability of a scored token does not depend on text that it must not see.
 
 Text is altered and scored again with the run's model, memories and tuned settings:
 
@@ -23,7 +23,7 @@ from trime.common.io import write_json
 from trime.common.progress import Progress
 from trime.common.types import LogMass, Tensor, contexts_of, is_token
 from trime.data.corpus import Split
-from trime.data.notes import copied_shares
+from trime.data.duplicates import copied_shares
 from trime.data.segments import Segments, collate
 from trime.errors import UserError
 from trime.lab.stage import Stage

@@ -42,9 +42,9 @@ from trime.training.hardware import Hardware
 
 @dataclass(frozen=True)
 class Portion:
-    """The part of a split that is encoded, and for what.
+    """The range of a split that is encoded, and its use.
 
-    ``section``: evaluate (contexts and masses are stored, for scoring) or datastore (contexts alone). ``tokens``: a budget of
+    ``section``: evaluate (contexts and masses are stored, for scoring) or datastore (only contexts). ``tokens``: a budget of
     scored tokens, None for all; ``sample``: whether it is spent on the starts of documents or on whole ones. ``dtype``: of
     the stored encodings.
     """
@@ -166,8 +166,17 @@ class Encode(ShardedArtefact):
             "processor_seconds": usage.processor_seconds,
             "peak_memory_mb": usage.peak_memory_mb,
             "width": reader.network.width,
+            # Which model encoded which text:
+            "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
+            "model": content_hash(self.model.path() / "model.safetensors"),
+            "section": self.portion.section,
+            "split": self.split,
+            "text": corpus.fingerprint(self.split),
+            "dataset": corpus.statistics["name"],
+            "bounded": self.windowing.bounded,
+            "characters": corpus.statistics["characters"],
         }
-        write_json(folder / "encode.json", content | self.origin(corpus))
+        write_json(folder / "encode.json", content)
 
     def open(self) -> tuple[Corpus, Reader, Segments]:
         """Return corpus, model and windows; UserError if the model cannot read these windows."""
@@ -192,7 +201,7 @@ class Encode(ShardedArtefact):
     def work(self, folder: Path, opened: tuple[Corpus, Reader, Segments] | None = None) -> Work:
         """Return the work on shards of as many windows each; a stateful reader must have read those before a shard.
 
-        What another machine left at a URL may lack the state after its last shard.
+        Shards that another machine left at a URL may lack the state after the last one.
         """
         corpus, reader, windows = opened or self.open()
         length = max(1, SHARD // int(windows.length.max()))  # windows of a shard
@@ -202,7 +211,7 @@ class Encode(ShardedArtefact):
         def make(number: int, advance: Advance) -> None:
             restore_reader_state(reader, folder, number - 1, self.hardware.device)
             batches = self.encode_batches(reader, corpus, shards[number], number * length)
-            # What it took is not in the shard, whose bytes depend on the text only.
+            # Time and memory are not in the shard, whose bytes depend only on the text.
             write_shard(files[number], folder / f"part-{number:05d}.json", reader, batches, advance)
 
         def can_begin(number: int) -> bool:
@@ -210,19 +219,6 @@ class Encode(ShardedArtefact):
 
         sizes = [shard.scored() for shard in shards]
         return Work(files, sizes, make, in_order=reader.network.is_stateful, can_begin=can_begin)
-
-    def origin(self, corpus: Corpus) -> dict[str, Any]:
-        """Return the identity of the model and of the text that were encoded."""
-        return {
-            "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
-            "model": content_hash(self.model.path() / "model.safetensors"),
-            "section": self.portion.section,
-            "split": self.split,
-            "text": corpus.fingerprint(self.split),
-            "dataset": corpus.statistics["name"],
-            "bounded": self.windowing.bounded,
-            "characters": corpus.statistics["characters"],
-        }
 
     def encode_batches(self, reader: Reader, corpus: Corpus, windows: Segments, first: int) -> Iterator[dict[str, Tensor]]:
         """Yield the columns of each batch; ``first`` numbers the first window.
@@ -244,7 +240,7 @@ class Encode(ShardedArtefact):
         return max(1, tokens // int(windows.length.max()))
 
     def forecast(self, folder: Path, reader: Reader, corpus: Corpus, windows: Segments) -> None:
-        """Print how long encoding will take and how much it will write; UserError if the disk is too small."""
+        """Print a forecast of the time and the disk space of encoding; UserError if the disk is too small."""
         seconds, size = self.estimate_cost(reader, corpus, windows)
         log.info(
             f"{self.stage}: {windows.scored():,} tokens of {self.split}: about {seconds / 60:.1f} minutes "
@@ -276,8 +272,8 @@ class Encode(ShardedArtefact):
             return self.context_columns(contexts_of(batch, reader.encode(batch).g).take(scored), first)
         contexts, vocabulary = reader.contexts_and_mass(batch)
         tokens = is_token(batch).flatten()
-        parts = {"target": vocabulary.target, "total": vocabulary.total, "gate": vocabulary.gate}
-        columns = {name: part for name, part in parts.items() if part is not None}
+        of_vocabulary = {"target": vocabulary.target, "total": vocabulary.total, "gate": vocabulary.gate}
+        columns = {name: column for name, column in of_vocabulary.items() if column is not None}
         masses = torch.zeros(len(columns), len(scored), device=scored.device)
         masses[:, scored] = torch.stack(list(columns.values())).float()
         if masses.isnan().any():
@@ -298,16 +294,16 @@ class Encode(ShardedArtefact):
 
 @torch.no_grad()
 def write_shard(file: Path, note: Path, reader: Reader, batches: Iterator[dict[str, Tensor]], advance: Advance) -> None:
-    """Write the columns of encoded batches, in the order of their windows, as one shard, and what it took.
+    """Write the columns of encoded batches, in the order of their windows, as one shard, and a note on time and memory.
 
     Progress is counted in scored tokens.
     """
-    meter, parts = ResourceUsage(), []
+    meter, read = ResourceUsage(), []
     for batch in batches:
-        parts.append(batch)
+        read.append(batch)
         advance(int(batch["scored"].sum()) if "scored" in batch else len(batch["token"]))
-    order = torch.cat([part["segment"] for part in parts]).argsort(stable=True)
-    columns = {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
+    order = torch.cat([batch["segment"] for batch in read]).argsort(stable=True)
+    columns = {name: torch.cat([batch[name] for batch in read])[order] for name in read[0]}
     save_reader_state(reader, file)
     write_json(note, meter.note(), indent=None)
     write_tensors(file, columns)
@@ -316,16 +312,16 @@ def write_shard(file: Path, note: Path, reader: Reader, batches: Iterator[dict[s
 def save_reader_state(reader: Reader, shard: Path) -> None:
     """Save the state in which a stateful reader leaves a shard, until the artefact is finished."""
     if reader.network.is_stateful:
-        parts = {f"{number:04d}": part for number, part in enumerate(reader.state_tensors())}
-        write_tensors(reader_state_file(shard.parent, int(shard.stem)), parts)
+        tensors = {f"{number:04d}": tensor for number, tensor in enumerate(reader.state_tensors())}
+        write_tensors(reader_state_file(shard.parent, int(shard.stem)), tensors)
 
 
 def restore_reader_state(reader: Reader, folder: Path, shard: int, device: Any) -> None:
     """Restore the state that a killed run saved after the last finished shard."""
     file = reader_state_file(folder, shard)
     if reader.state is None and file.exists():
-        parts = load_file(file)
-        reader.restore([parts[name] for name in sorted(parts)], device)
+        tensors = load_file(file)
+        reader.restore([tensors[name] for name in sorted(tensors)], device)
     reader_state_file(folder, shard - 1).unlink(missing_ok=True)
 
 
@@ -349,7 +345,7 @@ def read_windows(folder: Path, device: torch.device, low: int = 0, high: int | N
         edges = [0, *((segment.diff() != 0).nonzero().squeeze(1) + 1).tolist(), len(segment)]
         for begin, end in pairwise(edges):
             context = int((~scored[begin:end]).sum())
-            mass = LogMass(*(part[begin + context : end] for part in (target, total, *gate)))
+            mass = LogMass(*(column[begin + context : end] for column in (target, total, *gate)))
             yield Window(contexts.take(slice(begin, end)), context, mass)
 
 

@@ -15,19 +15,19 @@ import torch
 
 from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
-from trime.common.metrics import ResourceUsage, Usage, device_seconds, processor_ms, processor_seconds
-from trime.common.types import LogMass
+from trime.common.metrics import ResourceUsage, Usage, processor_ms
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.shards import ShardedArtefact, Work, prefixed, read_shard, unprefixed
 from trime.lab.stage import Stage
 from trime.scoring.loss_sums import LossSums, TokenMeans, dev_frequency, summarize_row
+from trime.scoring.meters import RowScores
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
 from trime.stages.scoring import Scoring, Span, build_scorer, span_file, spans_of, windows_of
 from trime.stages.tune import TunedRows
-from trime.token_memory.test.base import Memory, Window
+from trime.token_memory.test.base import Memory
 
 
 class TestResults(Artefact):
@@ -96,7 +96,7 @@ class Evaluate(TestResults, ShardedArtefact):
         note, tensors, notes = meter.note(), {"token": torch.cat(tokens).cpu()}, []
         for place, row in enumerate(rows):
             tensors |= prefixed(str(place), row.tensors())
-            # A row alone would not have taken the time in which the others were scored.
+            # The time of a row does not include that of scoring the rest of the group.
             others = [other for other in rows if other is not row]
             spent = {name: sum(getattr(other, name) for other in others) for name in ("seconds", "processor_seconds")}
             notes.append(note | {name: note[name] - seconds for name, seconds in spent.items()})
@@ -140,33 +140,8 @@ class Evaluate(TestResults, ShardedArtefact):
         }
 
 
-class RowScores:
-    """The summed losses of a row and the memories' share of each probability, with the time that it takes to score them."""
-
-    def __init__(self, row: MixtureSpec | FittedMixtureSpec):
-        self.row, self.score_window = row, row.window_scorer()
-        self.sums, self.shares = LossSums(), list[torch.Tensor]()
-        self.seconds = self.processor_seconds = 0.0
-
-    def add(self, window: Window, masses: dict[str, LogMass]) -> None:
-        """Score a window, given the masses of the row's memories."""
-        started, processor = device_seconds(), processor_seconds()
-        score = self.score_window(window, masses)
-        self.sums.add(window, score)
-        if self.row.memories:
-            of_vocabulary = self.score_window.vocabulary_log_prob(window, masses)
-            self.shares.append(1 - (of_vocabulary - score)[0, 0].double().exp())
-        self.seconds += device_seconds() - started
-        self.processor_seconds += processor_seconds() - processor
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return summed losses, and the memories' share [n] of each token if there are any, as a shard's file holds them."""
-        shares = {"share": torch.cat(self.shares).cpu()} if self.shares else {}
-        return prefixed("losses", self.sums.tensors()) | shares
-
-
 def describe_search(memories: Mapping[str, Memory]) -> dict[str, Any]:
-    """Describe the search of datastores and its K: one value where all agree, else one for each in words."""
+    """Describe the search of datastores and its K: one value where all agree, else the values in words."""
     searched = [memory.nearest for memory in memories.values() if memory.nearest]
     kinds, ks = [[*dict.fromkeys(values)] for values in ([nearest.kind for nearest in searched], [n.k for n in searched])]
     return {"search": " and ".join(map(str, kinds)) or None, "k": ks[0] if len(ks) == 1 else " and ".join(map(str, ks)) or None}
@@ -181,7 +156,7 @@ def policy_name(policy: dict[str, Any]) -> str:
 
 
 def results_on_test(graph: Any) -> list[Artefact | None]:
-    """Return the results on test, and what analyses them."""
+    """Return the results on test, and their analyses."""
     subsets = graph.subsets.build_order() if graph.subsets else []
     return [*graph.evaluate.build_order(), *subsets, graph.analysis, graph.per_token]
 

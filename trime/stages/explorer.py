@@ -10,16 +10,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trime.decoding.explanation import GeneratedToken, annotate, extend_shown
 from trime.errors import UserError, install_command
 from trime.lab.stage import Stage
 from trime.report.canvas import memory_colours
 from trime.report.page import first_shown
-from trime.report.passages import SampledToken, annotated, rendered
+from trime.report.passages import SampledToken, annotate_token, rendered
 from trime.report.run_result import VOCABULARY
 from trime.stages.graph import Graph
-from trime.stages.samples import GeneratedToken, Writer, annotate, extend_shown, open_writer
+from trime.stages.samples import Writer, open_writer
 
-HOST = "127.0.0.1"  # the page is for this machine alone
+HOST = "127.0.0.1"  # the page is only for this machine
 TOKENS = 200  # that are explained, or written, at once
 ENTRIES = 3  # of memories, shown per token
 LONGEST = 200_000  # characters of a text
@@ -37,7 +38,7 @@ class ExplorerRequest(BaseModel):
 
 
 class Explorer:
-    """A writer whose answers are shown on a page; one is given after the other."""
+    """A writer whose answers are shown on a page, one after another."""
 
     def __init__(self, writer: Writer):
         self.writer, self.lock = writer, threading.Lock()
@@ -68,9 +69,9 @@ class Explorer:
             before, after = writer.text(ids[:first]), writer.text(ids)
         tokens = [SampledToken(**token) for token in annotate(explained, texts, before)]
         opened = first_shown(tokens)
-        shown = [annotated(token, self.colours, token is opened) for token in tokens]
+        shown = [annotate_token(token, self.colours, token is opened) for token in tokens]
         html = rendered("explored.html", given=before[-2000:], tokens=shown)
-        # What was typed stays as it was typed: a tokenizer does not restore all of it.
+        # The typed text stays as it is: a tokenizer does not restore all of it.
         text = asked.text + extend_shown(before, after)[0] if asked.write else asked.text
         return {"html": html, "text": text, "said": summary(explained, bool(asked.write))}
 
@@ -85,7 +86,7 @@ def summary(tokens: list[GeneratedToken], written: bool) -> str:
 
 
 def app_of(explorer: Explorer) -> Any:
-    """Return the ASGI application that shows an explorer's page and gives its answers, to this machine alone."""
+    """Return the ASGI application that shows an explorer's page and gives its answers, only to this machine."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware

@@ -1,7 +1,7 @@
 """export: one folder with a run's model, vocabulary, memories and mixture, which ``trime.load`` opens anywhere.
 
-It holds the artefacts that scoring and generation read, under the names that they have in the run. Of the prepared text only
-the split that a memory holds goes along.
+It holds the artefacts that scoring and generation read, under the names that they have in the run. Of the prepared text,
+only the split that a memory holds is exported.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from trime.lab.artefact import Artefact
 from trime.lab.manifest import MANIFEST, write_manifest
 from trime.lab.provenance import without
 from trime.lab.stage import Stage
+from trime.report.report_run import model_card
 from trime.report.results import portable, read_run, write_results
 from trime.report.run_result import ScoredRun
-from trime.report.tables import markdown, run_table, text_facts, text_notes
 from trime.stages.graph import Graph
 from trime.stages.prepare import LEARNED
 from trime.stages.pretrained import is_pretrained
@@ -32,43 +32,7 @@ from trime.stages.tune import TuneMixture
 log = logging.getLogger(__name__)
 
 BUNDLE, FORMAT = "bundle.json", 3
-TEMPLATE = """\
----
-library_name: trime
-pipeline_tag: text-generation
-tags: [memory-augmented, language-model, trime]
----
-
-# {name}
-
-A language model with memories, made by TRIME Lab {version}{parameters}. Its results are those of the last row below.
-
-{warning}## Results
-
-{facts}. Temperatures, weights and sizes were tuned on dev.
-
-{table}
-{note}## Use
-
-```python
-import trime
-
-model = trime.load("FOLDER")  # this folder
-model.generate("A text begins")
-for token in model.score("A text")[0]:
-    print(token.text, token.probability, token.parts)  # what comes from the vocabulary and from each memory
-```
-
-## How it was made
-
-`{command}`, commit {commit}, {packages}, on {machine}. `results.json` has all of it.
-"""
-WARNING = """\
-> **The memories of this model disclose their text.** {memories} hold{s} text, which whoever has this folder
-> can read: publish it only if you may publish that text.
-
-"""
-CORPUS = ("vocabulary.json", "statistics.json", LEARNED)  # what is needed of a text that no memory holds
+CORPUS = ("vocabulary.json", "statistics.json", LEARNED)  # files of a text that no memory holds
 PRETRAINED = "pretrained-model"  # the folder of a pretrained model
 LEFT_OUT = ("expert_masses", "seconds.txt")  # files that only further stages of the run read
 OF_THE_RUN = (  # sections of the configuration that say how and where it was trained and reported
@@ -76,24 +40,6 @@ OF_THE_RUN = (  # sections of the configuration that say how and where it was tr
     *("export", "report", "logger", "callbacks", "storage", "paths", "prompt_file", "stages"),
     *("small", "questions", "answering", "translation"),
 )
-
-
-def model_card(run: ScoredRun, disclosed: list[str]) -> str:
-    """Return the model card of a run, with a warning that names the memories whose text is exported (``disclosed``)."""
-    note, parameters = " ".join(text_notes(run)), f", of {run.parameters:,} parameters" if run.parameters else ""
-    return TEMPLATE.format(
-        name=run.name,
-        version=run.versions.get("trime", ""),
-        parameters=parameters,
-        warning=WARNING.format(memories=" and ".join(disclosed), s="s" * (len(disclosed) == 1)) if disclosed else "",
-        facts=text_facts(run),
-        table=markdown(*run_table(run)),
-        note=f"{note}\n\n" if note else "",
-        command=run.command or "unknown",
-        commit=run.commit or "unknown",
-        packages=", ".join(f"{name} {run.versions[name]}" for name in ("python", "torch") if name in run.versions),
-        machine=run.hardware["gpu"] or f"{run.hardware['cores']} cores of {run.hardware['cpu']}",
-    )
 
 
 def export(graph: Graph) -> Path:
@@ -162,7 +108,7 @@ def disclosed_memories(graph: Graph) -> list[str]:
 
 
 def copy_artefacts(graph: Graph, target: Path) -> None:
-    """Copy the artefacts that a writer reads, with manifests of the files that go along; UserError if one is missing."""
+    """Copy the artefacts that a writer reads, with manifests of the copied files; UserError if one is missing."""
     artefacts = {artefact.path(): artefact for _, artefact in roles_of(graph)}  # two roles may have the same content
     stored = [graph.memories.stored[name] for name in disclosed_memories(graph)]
     disclosed = [(memory.text.path(), f"{memory.split}.") for memory in stored]
@@ -191,7 +137,7 @@ def copy_artefacts(graph: Graph, target: Path) -> None:
 
 
 def portable_config(graph: Graph, has_pretrained: bool) -> dict[str, Any]:
-    """Return the configuration without what belongs to this machine: places, loggers, devices, the datasets' readers.
+    """Return the configuration without settings of this machine: places, loggers, devices, the datasets' readers.
 
     ``has_pretrained``: the bundle has the folder of a pretrained model.
     """
@@ -202,7 +148,7 @@ def portable_config(graph: Graph, has_pretrained: bool) -> dict[str, Any]:
     reader = {"_target_": "trime.data.datasets.folder.Folder", "name": "bundle", "tokenizer": {"_target_": tokenizer}}
     config["dataset"], config["evaluate"]["dataset"] = reader, None
     config["checkpoint"] = config["checkpoint"] and graph.model.folder.name
-    # Every memory with a datastore has a section that says of which text, and so has the configuration as a whole.
+    # Every memory with a datastore has a section that names its text, and so has the configuration as a whole.
     sections = [(graph.config, config["datastore"])]
     for name, node in config["test_memories"].items():
         if memory := graph.memories.stored.get(name):
@@ -217,15 +163,17 @@ def portable_config(graph: Graph, has_pretrained: bool) -> dict[str, Any]:
     config["index"]["engine"] = "local"
     if has_pretrained:
         config["model"].pop("folder", None)
-        config["model"] = replaced(config["model"], config["model"]["name"], PRETRAINED)
+        config["model"] = replace_text(config["model"], config["model"]["name"], PRETRAINED)
     return config
 
 
-def replaced(content: Any, old: str, new: str) -> Any:
+def replace_text(content: Any, old: str, new: str) -> Any:
     """Return settings with a text in place of another, wherever it is a value."""
     if isinstance(content, dict):
-        return {name: replaced(value, old, new) for name, value in content.items()}
-    return [replaced(value, old, new) for value in content] if isinstance(content, list) else new if content == old else content
+        return {name: replace_text(value, old, new) for name, value in content.items()}
+    if isinstance(content, list):
+        return [replace_text(value, old, new) for value in content]
+    return new if content == old else content
 
 
 def upload(folder: Path, repository: str, private: bool) -> None:

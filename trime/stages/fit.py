@@ -10,21 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from omegaconf import DictConfig
-from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import partial_of, plain, write_json
 from trime.common.metrics import ResourceUsage, processor_ms
-from trime.common.parts import build
 from trime.common.urls import local_copy
 from trime.data.corpus import Corpus, content_hash
 from trime.data.module import TextDataModule
@@ -35,7 +34,8 @@ from trime.lab.artefact import Artefact, Lab
 from trime.lab.manifest import check_manifest
 from trime.lab.stage import Stage
 from trime.models.network import Network, build_network, save_network
-from trime.stages.model_io import ModelSettings, check_positions, save_transformers, write_description
+from trime.models.pretrained.tokenizer import load_tokenizer
+from trime.stages.model_io import ModelSettings, check_positions, write_description
 from trime.stages.pack import Pack
 from trime.stages.prepare import Prepare
 from trime.training.callbacks import BestWeights, Forecast, History
@@ -77,11 +77,15 @@ class LanguageModelTraining:
 
     def network(self, corpus: Corpus) -> Network:
         """Return a new network for the corpus's vocabulary."""
-        return build_network(self.model.parts(), len(corpus.vocabulary))
+        return build_network(self.components(corpus), len(corpus.vocabulary))
+
+    def components(self, corpus: Corpus) -> dict[str, Any]:
+        """Return the description of the network."""
+        return self.model.components()
 
     def describe(self, folder: Path, corpus: Corpus, trained: dict[str, Any]) -> None:
         """Write ``model.json``, from which the network is built again."""
-        write_description(folder, self.model.parts(), corpus.vocabulary, trained)
+        write_description(folder, self.components(corpus), corpus.vocabulary, trained)
 
     def data(self, corpus: Corpus, neighbours: np.ndarray | None, is_stateful: bool) -> TextDataModule:
         """Return the training batches in planned order, and the batches of a validation.
@@ -97,9 +101,9 @@ class LanguageModelTraining:
 
     def module(self, network: Network) -> LanguageModel:
         """Return the Lightning module that trains the network."""
-        return LanguageModel(network, *self.module_parts())
+        return LanguageModel(network, *self.module_arguments())
 
-    def module_parts(self) -> tuple[Any, UpdateSettings, Any, Any]:
+    def module_arguments(self) -> tuple[Any, UpdateSettings, Any, Any]:
         """Return a Lightning module's arguments beside its network: memory, settings, optimiser and schedule."""
         training = UpdateSettings(self.seed, self.plain_updates, self.padded)
         memory = build(self.memory) if self.memory.get("_target_") else None
@@ -118,14 +122,6 @@ class LanguageModelTraining:
 log = logging.getLogger(__name__)
 
 
-class Services(NamedTuple):
-    """Services of a run for its training: experiment loggers, and processes on all devices that train in a folder."""
-
-    loggers: Callable[[], list[Any]]
-    has_loggers: bool
-    launch: Callable[[Path], None]
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Fit(Artefact):
     """The trained model: ``model.safetensors``, ``model.json``, ``train.json``, ``metrics.csv``."""
@@ -135,15 +131,16 @@ class Fit(Artefact):
     corpus: Prepare
     pack: Pack | None
     task: LanguageModelTraining
-    weights: dict[str, Any]  # what the weights depend on before they are trained
+    weights: dict[str, Any]  # settings on which the weights depend before they are trained
     trainer: TrainerSettings
     accumulate: int  # micro-batches per update
     keep: str  # the weights of the "best" validation, or the "last" ones
     validate_every: Free[int]  # updates
     memory_size: Free[int]  # of a memory inside the model while it is trained
     eviction: Free[dict[str, Any] | None]  # of that memory
-    lengths: Free[dict[str, int]]  # of what the model must be able to read, by the setting of each
-    services: Free[Services]
+    lengths: Free[dict[str, int]]  # of windows that the model must be able to read, by their settings
+    loggers: Free[Callable[[], list[Any]]]  # experiment loggers of this process
+    launch: Free[Callable[[Path], None]]  # trains in a folder, in a process for each device
     lab: Free[Lab]
 
     def identity(self) -> Any:
@@ -171,7 +168,7 @@ class Fit(Artefact):
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
     def join_training(self) -> None:
-        """Run this machine's part of a multi-node training; write no files."""
+        """Run this machine's share of a multi-node training; write no files."""
         folder = partial_of(self.folder)
         if not self.folder.is_dir() and not (folder / "train.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +179,7 @@ class Fit(Artefact):
         if self.hardware.world_size == 1:
             self.train(folder)
         else:
-            self.services.launch(folder)
+            self.launch(folder)
 
     def train(self, folder: Path) -> None:
         """Train, then write the model with its description and a report of the training."""
@@ -203,7 +200,8 @@ class Fit(Artefact):
         save_network(network, folder / "model.safetensors", json.dumps(self.weights))
         self.task.describe(folder, corpus, self.weights)
         if self.task.model.is_pretrained and self.trainer.updates:
-            save_transformers(network, self.task.model.model["name"], folder / "transformers")
+            network.backbone.decoder.save(folder / "transformers")
+            load_tokenizer(self.task.model.model["name"]).save_pretrained(folder / "transformers")
         history.tick()
         report = {
             "updates": updates,
@@ -258,7 +256,7 @@ class Fit(Artefact):
         weights = trainer.strategy.lightning_module_state_dict()
         network = self.task.network(corpus)
         if not self.hardware.is_worker:
-            network.load_state_dict({name.removeprefix("network."): part for name, part in weights.items()})
+            network.load_state_dict({name.removeprefix("network."): weight for name, weight in weights.items()})
         return network
 
     def lightning_trainer(self, folder: Path, callbacks: list[pl.Callback]) -> pl.Trainer:
@@ -275,15 +273,9 @@ class Fit(Artefact):
             "accumulate_grad_batches": self.accumulate,
             "val_check_interval": min(self.validate_every, self.trainer.updates) * self.accumulate,
             "check_val_every_n_epoch": None,  # validations are counted in updates, over all epochs
-            "logger": self.process_loggers() or False,
+            "logger": self.loggers() or False,
         }
         return self.trainer.build(self.stage, folder, callbacks, options)
-
-    def process_loggers(self) -> list[Any]:
-        """Return the loggers; in a worker process a dummy logger, for callbacks that need one."""
-        if not self.hardware.is_worker:
-            return self.services.loggers()
-        return [DummyLogger()] if self.services.has_loggers else []
 
 
 @dataclass(frozen=True, eq=False, repr=False)

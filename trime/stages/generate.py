@@ -9,18 +9,19 @@ from pathlib import Path
 
 from trime.common.io import plain, write_json
 from trime.data.datasets.base import lines_of
+from trime.decoding.explanation import GeneratedToken, extend_shown
 from trime.errors import UserError
 from trime.lab.stage import Stage
 from trime.report.passages import part_texts
 from trime.stages.graph import Graph
-from trime.stages.samples import GeneratedToken, extend_shown, open_writer
+from trime.stages.samples import open_writer
 
 
 def generate(graph: Graph) -> None:
     """Print the continuation of a prompt while it is generated, and write generated-*.json.
 
-    With ``explain``, print a line for each token with its probability and the parts of it, then the entries that contributed
-    most, and the whole text beneath.
+    With ``explain``, print a line for each token with its probability and the contributions to it, then the entries that
+    contributed most, and the whole text beneath.
     """
     prompt, writer = read_prompt(graph.config.prompt_file), open_writer(graph)
     ids = writer.read(prompt)

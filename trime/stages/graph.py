@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.loggers.logger import DummyLogger
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from trime.common.components import build
 from trime.common.cpu import prepare_cpu
 from trime.common.io import plain
-from trime.common.parts import build
 from trime.common.urls import local_copy
 from trime.config import schema
 from trime.config.check import parse_as
 from trime.data.corpus import VocabularySource
+from trime.data.duplicates import copies_within, duplicates_of
 from trime.data.segments import parse_token_count
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
@@ -33,13 +35,13 @@ from trime.scoring.rows import MixtureSpecs, rows_of
 from trime.stages.answer import Answer
 from trime.stages.encode import Encode, Portion, TextWindows
 from trime.stages.evaluate import Evaluate, TestResults
-from trime.stages.fit import ExternalModel, Fit, LanguageModelTraining, Services
+from trime.stages.fit import ExternalModel, Fit, LanguageModelTraining
 from trime.stages.import_checkpoint import Import
 from trime.stages.index import ExternalStore, duplicates_in_store
 from trime.stages.memories import Memories, Sources
 from trime.stages.model_io import ModelSettings, check_positions
 from trime.stages.pack import Pack
-from trime.stages.prepare import Prepare, VocabularySettings, copies_within, duplicates_of
+from trime.stages.prepare import Prepare, VocabularySettings
 from trime.stages.pretrained import is_pretrained, vocabulary_source
 from trime.stages.run_analysis import PerToken, RunAnalysis
 from trime.stages.scoring import Scoring
@@ -78,8 +80,9 @@ class Graph:
 
     @cached_property
     def lab(self) -> Lab:
-        """The folder of this experiment's artefacts, and the engine that makes them."""
-        return Lab.of(self.config, self.make_shards)
+        """The folders of this experiment's artefacts, and the engine that makes them."""
+        outputs, data = (Path(self.config.paths[name]).expanduser() for name in ("outputs", "data"))
+        return Lab(outputs, data, self.config.artefacts.verify, self.make_shards)
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -89,7 +92,7 @@ class Graph:
     @cached_property
     def scoring(self) -> Scoring:
         """Settings of scoring that all rows share."""
-        return Scoring.of(self.config)
+        return Scoring(self.config.evaluate.scaled_interpolation, self.config.compatibility.sorted_windows)
 
     @cached_property
     def model_settings(self) -> ModelSettings:
@@ -154,7 +157,8 @@ class Graph:
             memory_size=train.memory_size,
             eviction=plain(train.eviction),
             lengths=self.lengths_in_training(),
-            services=self.services,
+            loggers=lambda: self.loggers,
+            launch=self.launch_training,
             lab=self.lab,
         )
 
@@ -171,14 +175,9 @@ class Graph:
         """Return the cut of a split into the windows that are encoded."""
         return TextWindows.of(config, for_datastore)
 
-    @property
-    def services(self) -> Services:
-        """Services of this run for its training."""
-
-        def train(folder: Path) -> None:
-            launch(self.hardware, train_in, type(self), OmegaConf.to_yaml(self.config, resolve=True), folder)
-
-        return Services(lambda: self.loggers, bool(self.config.logger.lightning), train)
+    def launch_training(self, folder: Path) -> None:
+        """Train in ``folder``, in a process for each device."""
+        launch(self.hardware, train_in, type(self), OmegaConf.to_yaml(self.config, resolve=True), folder)
 
     @cached_property
     def valid(self) -> Encode:
@@ -222,34 +221,28 @@ class Graph:
 
     def make_shards(self, artefact: ShardedArtefact, work: Work, folder: Path, bar: Any) -> None:
         """Make the missing shards of an artefact, by the configured engine unless they must follow one another."""
-        engine: Engine = Local() if work.in_order else self.engine
-        bar.update(work.done())
-        engine.run(self.job(artefact, folder), work.make, work.missing(), bar.update)
-
-    @cached_property
-    def engine(self) -> Engine:
-        """The configured engine."""
-        return build(self.config.engine)
-
-    def job(self, artefact: ShardedArtefact, folder: Path) -> Job:
-        """Return the description of an artefact's shards with which other processes make them in its ``folder``."""
-        precision = {"trainer": {"precision": self.hardware.precision}}  # whatever devices the others have
+        engine: Engine = Local() if work.in_order else build(self.config.engine)
+        # Other processes make a shard from the settings, with this precision whatever devices they have.
+        precision = {"trainer": {"precision": self.hardware.precision}}
         settings = OmegaConf.to_yaml(OmegaConf.merge(self.config, precision), resolve=True)
-        return Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, folder)
+        job = Job(partial(open_job, type(self)), settings, artefact.stage, artefact.name, folder)
+        bar.update(work.done())
+        engine.run(job, work.make, work.missing(), bar.update)
 
     @cached_property
     def duplicates(self) -> list[str]:
         """Notes on documents of valid and test that are also in train, in valid, or in the text of the datastore."""
         text, notes = self.evaluated_corpus, list[str]()
+        corpus, drops_copies = text.corpus(), text.dataset.copies == "drop"
         stored = [(memory.text, memory.config.datastore.split) for memory in self.memories.stored.values()]
         given = [memory.store for memory in self.memories.datastores if isinstance(memory.store, ExternalStore)]
         for split in ("valid", "test"):
-            notes += copies_within(text, split)
+            notes += copies_within(corpus, split)
             for other, other_split in dict.fromkeys([(self.corpus, "train"), (text, "valid"), *stored]):
                 is_store = (other, other_split) in stored
-                notes += duplicates_of(text, split, other, other_split, hides_own=is_store)
+                notes += duplicates_of(corpus, split, other.corpus(), other_split, is_store, drops_copies)
             for store in given:
-                notes += duplicates_in_store(text, split, store)
+                notes += duplicates_in_store(corpus, split, store)
         return notes
 
     @property
@@ -325,12 +318,7 @@ class Graph:
     @cached_property
     def sources(self) -> Sources:
         """The artefacts that this run can make for memories."""
-        return Sources(self.config, self.text_of, self.store_of, self.lab, self.largest_k)
-
-    @property
-    def largest_k(self) -> int | None:
-        """The largest K of any pass, if it is not index.k."""
-        return None
+        return Sources(self.config, self.text_of, self.store_of, self.lab)
 
     @cached_property
     def evaluate(self) -> TestResults:
@@ -348,7 +336,7 @@ class Graph:
         return None
 
     def own_sections(self, run: ScoredRun) -> list[Section]:
-        """Return sections of the report's page that are of this kind of experiment alone."""
+        """Return sections of the report's page that only this kind of experiment has."""
         return []
 
     @cached_property
@@ -374,11 +362,11 @@ class Graph:
         """The small model that is trained to answer questions; None if model.name names a model."""
         if self.config.model.get("name"):
             return None
-        config, parts = self.config, ("optimizer", "schedule", "seed")
+        config, names = self.config, ("optimizer", "schedule", "seed")
         questions = OmegaConf.merge(config.questions, config.small.questions, {"count": None})
         return TrainSmall(
             small=parse_as(schema.Small, plain(config.small), "small"),
-            **{name: plain(config[name]) for name in parts},
+            **{name: plain(config[name]) for name in names},
             trainer=TrainerSettings.of(config),
             questions=plain(questions),
             lab=self.lab,
@@ -406,7 +394,12 @@ class Graph:
 
     @cached_property
     def loggers(self) -> list[Any]:
-        """The run's experiment loggers, each of which starts its run when it is first written to."""
+        """The run's experiment loggers; a logger starts its run when it is first written to.
+
+        In a worker process a dummy, for callbacks that need a logger.
+        """
+        if self.hardware.is_worker:
+            return [DummyLogger()] if self.config.logger.lightning else []
         return build_loggers(self.config.logger, self.run_folder)
 
     @cached_property
@@ -420,7 +413,7 @@ class Graph:
         return self.results_folder(self.answer)
 
     def results_folder(self, results: Artefact) -> Path:
-        """Return the folder of results, named by experiment, seed and what determines them."""
+        """Return the folder of results, named by experiment, seed and fingerprint."""
         runs = self.lab.outputs / "runs" / self.config.name
         return runs / f"seed{self.config.seed}-{results.fingerprint[:8]}"
 
@@ -434,7 +427,7 @@ class Graph:
 
 
 def open_job(graph_of: type[Graph], job: Job) -> MakeShard:
-    """Return the function that makes the shards of a job's artefact in another process, from the settings alone.
+    """Return the function that makes the shards of a job's artefact in another process, from nothing but the settings.
 
     A shard that exists already, because the worker that made it died before it said so, is not made again.
     """

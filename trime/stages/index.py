@@ -19,30 +19,28 @@ from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.common.metrics import ResourceUsage
 from trime.common.progress import Progress
-from trime.common.types import Float, Tensor
 from trime.common.urls import local_copy
 from trime.config.schema import Index
-from trime.data.corpus import content_hash
-from trime.data.notes import describe_duplicates, find_duplicates
+from trime.data.corpus import Corpus, content_hash
+from trime.data.duplicates import describe_duplicates, find_duplicates
 from trime.errors import UserError, install_command
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.manifest import check_manifest
 from trime.lab.shards import ShardedArtefact, Work
 from trime.lab.stage import Stage
-from trime.stages.prepare import Prepare
 from trime.token_memory.search.datastore import Datastore, Keys, KNNMemory, Shards
 from trime.token_memory.search.index import (
     AUTO,
-    IndexPart,
-    build_parts,
+    IndexSlice,
+    build_slices,
     builder_of,
     cell_count,
     choose_factory,
     complete_factory,
     divides_by_cells,
     split_cells,
-    split_into_parts,
+    split_entries,
 )
 from trime.token_memory.search.ivf import CELLS, CENTROIDS, assign_cells, cells_file
 from trime.token_memory.search.ray_cluster import open_ray_search
@@ -66,7 +64,7 @@ class BuildIndex(ShardedArtefact):
     summary_file = "datastore.json"
 
     store: Artefact
-    index: Free[Index]  # identity() has what decides the index; the rest, how it is searched
+    index: Free[Index]  # identity() has the settings that decide the index; the rest decide how it is searched
     largest_k: Free[int]
     lab: Free[Lab]
 
@@ -88,45 +86,48 @@ class BuildIndex(ShardedArtefact):
         return Work(files, [*map(len, shards)], make, in_order=len(shards) == 1)  # with all threads of this process
 
     def build(self, folder: Path) -> None:
-        meter, store, index = ResourceUsage(), self.store.path(), self.index
-        entries, width = len(Keys(Shards(store))), self.store_summary()["width"]
-        factory = check_index(index, entries, width)
-        parts = split_into_parts(store, built_parts(index, factory), folder, factory, index.metric)
+        meter, store, index, stored = ResourceUsage(), self.store.path(), self.index, self.store.summary()
+        entries = len(Keys(Shards(store)))
+        factory = check_index(index, entries, stored["width"])
+        slices = split_entries(store, slice_count(index, factory), folder, factory, index.metric)
         if factory:
             by_cells = divides_by_cells(factory) and not (folder / CELLS).exists()
             with Progress(total=entries, unit="key", unit_scale=True, desc=f"index {factory}") as bar:
                 if by_cells:
                     builder_of(factory).train(Keys(Shards(store)), index.metric, folder)
                     self.lab.make_shards(self, self.work(folder), folder, bar)
-                build_parts(parts, folder, Progress(disable=True) if by_cells else bar)
-        size = sum(path.stat().st_size for path in (*folder.rglob("*"), *store.iterdir()) if is_permanent(path))
+                build_slices(slices, folder, Progress(disable=True) if by_cells else bar)
+        files = [path for path in (*folder.rglob("*"), *store.iterdir()) if path.is_file()]
+        # Descriptions hold no entries, and what was learned for the build is deleted after it.
+        entries_in = [path for path in files if path.stem != "learned" and path.suffix not in (".json", ".txt")]
         content = {
             "entries": entries,
-            "bytes": size,
+            "bytes": sum(path.stat().st_size for path in entries_in),
             "index": factory or "exact",
             "metric": index.metric,
-            "build_seconds": round(meter.seconds + self.store_summary()["seconds"], 1),
+            "build_seconds": round(meter.seconds + stored["seconds"], 1),
         }
         if index.factory == AUTO:
-            content |= self.choose_nprobe(parts)
+            content |= self.choose_nprobe(slices)
         write_json(folder / "datastore.json", content)
         for file in folder.glob("learned.*"):
             file.unlink()
 
-    def choose_nprobe(self, parts: list[IndexPart]) -> dict[str, Any]:
+    def choose_nprobe(self, slices: list[IndexSlice]) -> dict[str, Any]:
         """Return the number of cells to visit so that stored keys reach ``index.recall`` as queries, and their recall.
 
         The number is doubled until recall suffices, or hardly grows because the codes of a product quantiser limit it.
         """
-        factory, target, metric = parts[0].factory, self.index.recall, self.index.metric
+        factory, target, metric = slices[0].factory, self.index.recall, self.index.metric
         if not factory:
             return {"nprobe": 1, "expected_recall": 1.0}
         keys = Keys(Shards(self.store.path()))
-        queries, k = sample_keys(keys, SAMPLE), min(self.largest_k, len(keys))
+        spread = torch.arange(0, len(keys), max(1, len(keys) // SAMPLE))[:SAMPLE]
+        queries, k = keys.take(spread[:, None]).squeeze(1), min(self.largest_k, len(keys))
         _, exact = ExactSearch(keys.blocks, metric).nearest(queries, k)
 
         def recall(nprobe: int) -> float:
-            return recall_of(exact, open_search(parts, nprobe).nearest(queries, k)[1])
+            return recall_of(exact, open_search(slices, nprobe).nearest(queries, k)[1])
 
         nprobe, expected = 1, recall(1)
         while expected < target and nprobe < cell_count(factory):
@@ -137,10 +138,6 @@ class BuildIndex(ShardedArtefact):
         log.info(f"index: index=auto chose {factory}, nprobe {nprobe}: recall {expected:.2f} expected of {len(keys):,} keys")
         return {"nprobe": nprobe, "expected_recall": expected}
 
-    def store_summary(self) -> dict[str, Any]:
-        """Return the summary of the encoded corpus."""
-        return self.store.summary()
-
     def summary(self) -> dict[str, Any]:
         """Return the description of the index, with the number of cells a search visits (chosen at build, or configured)."""
         built = super().summary()
@@ -150,19 +147,19 @@ class BuildIndex(ShardedArtefact):
         """Return the search over the index, in this process or on the workers of a Ray cluster."""
         index, built = self.index, self.summary()
         factory = None if built["index"] == "exact" else built["index"]
-        parts = split_into_parts(self.store.path(), built_parts(index, factory), self.path(), factory, index.metric)
+        slices = split_entries(self.store.path(), slice_count(index, factory), self.path(), factory, index.metric)
         nprobe = built.get("nprobe", index.nprobe)
         if index.engine == "local":
-            return open_search(parts, nprobe, index.device)
-        divided = split_cells(parts[0], index.parts) if divides_by_cells(factory) else parts
+            return open_search(slices, nprobe, index.device)
+        divided = split_cells(slices[0], index.parts) if divides_by_cells(factory) else slices
         return open_ray_search(divided, nprobe, index.device, index.address, index.cores, index.replicas)
 
     def knn_memory(self, queries: dict[str, Any]) -> KNNMemory:
         """Return the memory of the K nearest entries for the queries of an encoded split, whose description is ``queries``.
 
-        UserError if the datastore holds that very split, and documents cannot be told apart to hide their own entries.
+        UserError if the datastore holds that very split, and text without documents has no own entries to hide.
         """
-        store, index, stored = Datastore(self.store.path()), self.index, self.store_summary()
+        store, index, stored = Datastore(self.store.path()), self.index, self.store.summary()
         same = stored["text"] == queries["text"]
         if same and not (stored["bounded"] and queries["bounded"]):
             raise UserError(
@@ -197,25 +194,15 @@ def check_index_factory(config: DictConfig) -> None:
         builder_of(str(complete_factory(factory, MANY_ENTRIES, width))).check(MANY_ENTRIES, width, config.index.metric)
 
 
-def built_parts(index: Any, factory: str | None) -> int:
-    """Return the number of indexes to build: one for each part, unless the search of a single one is divided by cells."""
+def slice_count(index: Any, factory: str | None) -> int:
+    """Return the number of indexes to build: one for each slice, unless the search of a single one is divided by cells."""
     return 1 if divides_by_cells(factory) else int(index.parts)
 
 
-def is_permanent(path: Path) -> bool:
-    """Return whether a file holds entries of the finished index: no description, nor ``learned.*``, deleted after the build."""
-    return path.is_file() and path.stem != "learned" and path.suffix not in (".json", ".txt")
-
-
-def open_search(parts: list[IndexPart], nprobe: int, device: str = "cpu") -> Search:
-    """Return the search over all parts, in this process."""
-    searches = [part.search(nprobe, device) for part in parts]
-    return searches[0] if len(parts) == 1 else ShardedSearch(searches, [part.first for part in parts])
-
-
-def sample_keys(keys: Keys, count: int) -> Float[Tensor, "n d"]:
-    """Return ``count`` stored keys at even distances."""
-    return keys.take(torch.arange(0, len(keys), max(1, len(keys) // count))[:count, None]).squeeze(1)
+def open_search(slices: list[IndexSlice], nprobe: int, device: str = "cpu") -> Search:
+    """Return the search over all slices, in this process."""
+    searches = [one.search(nprobe, device) for one in slices]
+    return searches[0] if len(searches) == 1 else ShardedSearch(searches, [one.first for one in slices])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -267,25 +254,25 @@ class ExternalStore(Artefact):
         document = -1
         for columns in Shards(self.folder).iter_columns("token", "document"):
             tokens, numbers = (column.numpy() for column in columns)
-            for part in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers)) + 1):
-                if begun and numbers[part[0]] != document:
+            for run in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers)) + 1):
+                if begun and numbers[run[0]] != document:
                     yield np.concatenate(begun)
                     begun = []
-                document = numbers[part[0]]
-                begun.append(tokens[part])
+                document = numbers[run[0]]
+                begun.append(tokens[run])
         yield np.concatenate(begun)
 
     def build(self, folder: Path) -> None:
         raise AssertionError("a given datastore is never built")
 
 
-def duplicates_in_store(text: Prepare, split: str, store: ExternalStore) -> Iterator[str]:
+def duplicates_in_store(corpus: Corpus, split: str, store: ExternalStore) -> Iterator[str]:
     """Yield a note if documents of a split are also in a datastore.
 
     A datastore with a budget of tokens holds the starts of documents: no more of any document is compared. One of the split
     itself hides each document from itself.
     """
-    corpus, source = text.corpus(), store.identity()
+    source = store.identity()
     comparable = split in corpus.statistics["splits"] and source["vocabulary_fingerprint"] == corpus.vocabulary.fingerprint
     if comparable and source["text"] != corpus.fingerprint(split):
         documents, longest = corpus.split(split), max(map(len, store.documents()))

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import plain, write_json
 from trime.common.metrics import ResourceUsage
-from trime.common.parts import build
 from trime.config import schema
 from trime.config.check import parse_as
 from trime.data.segments import document_offsets
@@ -34,7 +34,7 @@ from trime.token_memory.test.external import ExternalMemory
 from trime.token_memory.test.ngrams import Ngrams, SuffixArray, TextNgrams
 
 FILES = ("text", "order", "starts", "ends")
-SEARCH = ("k", "nprobe", "rescore")  # the settings that decide what a search of the index returns
+SEARCH = ("k", "nprobe", "rescore")  # the settings that decide the result of a search
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,7 +137,7 @@ class StoredMemory(MemoryTraits, ABC):
 class DatastoreMemory(StoredMemory):
     """The nearest entries of a datastore, with the settings datastore.* and index.*.
 
-    ``datastore`` and ``index``: settings of this memory alone, in place of those in the sections of the same name, so that
+    ``datastore`` and ``index``: settings of just this memory, in place of those in the sections of the same name, so that
     several memories of an experiment can search different text by different indexes.
     """
 
@@ -315,16 +315,7 @@ class Memories:
 
     def artefacts(self, stage: str) -> list[Artefact]:
         """Return all artefacts of a stage that the memories are read from, directly or not."""
-        found: dict[Artefact, None] = {}
-
-        def visit(artefact: Artefact) -> None:
-            if artefact not in found:
-                for need in artefact.needs():
-                    visit(need)
-                found[artefact] = None
-
-        for need in self.needs():
-            visit(need)
+        found = dict.fromkeys(each for need in self.needs() for each in need.with_needs())
         return [artefact for artefact in found if artefact.stage == stage]
 
     def open_all(self, queries: dict[str, Any], sizes: list[int], names: set[str]) -> dict[str, Memory]:

@@ -17,7 +17,6 @@ from trime.config.registry import GROUPS, unregistered
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
 from trime.models.network import Network, load_network
-from trime.models.pretrained.tokenizer import load_tokenizer
 from trime.stages.pretrained import model_fingerprint
 
 CARRIED = "this model carries its state from window to window: set evaluate.context=0 and datastore.context=null"
@@ -43,15 +42,15 @@ class ModelSettings:
         """Whether it is a model of transformers (model=pretrained)."""
         return "name" in self.model
 
-    def parts(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Any]:
         """Return the description of the network: embedding, backbone and head, and the gate if there is one."""
         gate = {"gate": True} if self.model.get("gate") else {}
         return copy.deepcopy({name: self.model[name] for name in ("embedding", "backbone", "head")}) | gate
 
     def weights(self) -> dict[str, Any]:
-        """Return what weights depend on: all settings; for a pretrained model, its own weights and their training."""
+        """Return the settings on which weights depend: all; of a pretrained model, its own weights and their training."""
         if not self.is_pretrained:
-            return self.parts()
+            return self.components()
         gate = {"gate": True} if self.model.get("gate") else {}
         weights = model_fingerprint(self.model["name"])
         return {"weights": weights, "lora": self.model["lora"], "dtype": self.model["dtype"]} | gate
@@ -67,19 +66,19 @@ class ModelSettings:
             return content | ({"memory": self.memory()} if self.memory() else {})
         if not self.model["memory_size"]:
             return content
-        parts = self.parts()
-        return content | {"memory": self.memory(), "reading": parts["backbone"] | parts["embedding"] | {"name": None}}
+        own = self.components()
+        return content | {"memory": self.memory(), "reading": own["backbone"] | own["embedding"] | {"name": None}}
 
     @property
     def reads_any_length(self) -> bool:
         """Whether a pretrained model reads with memories, and therefore texts that are longer than its positions."""
         return self.is_pretrained and bool(self.model["memory_size"])
 
-    def with_memory(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """Return the parts of a network whose memory, if it has one, is that of evaluation."""
-        if "memory" in parts["backbone"]:
-            parts["backbone"]["memory"] |= self.memory()
-        return parts
+    def with_memory(self, components: dict[str, Any]) -> dict[str, Any]:
+        """Return the components of a network whose memory, if it has one, is that of evaluation."""
+        if "memory" in components["backbone"]:
+            components["backbone"]["memory"] |= self.memory()
+        return components
 
     def open(self, folder: Path) -> tuple[Network, dict[str, Any]]:
         """Return the trained network of a folder, in evaluation mode with these settings, and its description.
@@ -95,7 +94,7 @@ class ModelSettings:
             if description["trained"] != self.weights():
                 name = self.model["name"]
                 raise UserError(f"{folder} was made from other weights than model.name={name} holds, or with other model.lora")
-            description["model"] = self.parts()  # settings of inference may have changed
+            description["model"] = self.components()  # settings of inference may have changed
         head, backbone = description["model"]["head"], description["model"]["backbone"]
         backbone |= {name: self.model["backbone"][name] for name in self.chosen_at_test}
         if "dropped_in_band" in head:
@@ -108,8 +107,8 @@ class ModelSettings:
         file = folder / "model.json"
         try:
             description = with_current_targets(json.loads(file.read_text(encoding="utf-8")))
-            parts = [description["model"][name].get("_target_") for name in ("embedding", "backbone", "head")]
-            is_complete = all(parts) and isinstance(description["vocabulary"], int) and "trained" in description
+            targets = [description["model"][name].get("_target_") for name in ("embedding", "backbone", "head")]
+            is_complete = all(targets) and isinstance(description["vocabulary"], int) and "trained" in description
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             is_complete = False
         if not is_complete:
@@ -122,12 +121,6 @@ class ModelSettings:
         return description
 
 
-def save_transformers(network: Network, name: str, folder: Path) -> None:
-    """Save a fine-tuned pretrained model in the transformers format, with the tokenizer of the model ``name``."""
-    network.backbone.decoder.save(folder)
-    load_tokenizer(name).save_pretrained(folder)
-
-
 def write_description(
     folder: Path,
     model: dict[str, Any],
@@ -135,7 +128,7 @@ def write_description(
     trained: dict[str, Any] | None = None,
     source: Vocabulary | None = None,
 ) -> None:
-    """Write ``model.json``: what builds the network again and detects another vocabulary or pretrained model.
+    """Write ``model.json``, which builds the network again and detects another vocabulary or pretrained model.
 
     ``source`` is the vocabulary of the source language of a translation model.
     """

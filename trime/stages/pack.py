@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import write_array
-from trime.common.parts import build
 from trime.data.corpus import Corpus, Split
 from trime.data.neighbours import TermTable, english, excluded_ranges, segment_terms
 from trime.data.segments import Segments, training_segments
@@ -64,7 +64,7 @@ class Pack(ShardedArtefact):
         return Work(files, sizes, make)
 
     def index(self, corpus: Corpus, text: Split, segments: Segments) -> Any:
-        """Return the index of all segments; UserError if their tokens are not what its analyzer reads."""
+        """Return the index of all segments; UserError if its analyzer cannot read their tokens."""
         index = build(self.neighbours)
         terms = segment_terms(text, segments, [corpus.vocabulary.eos, corpus.vocabulary.unknown])
         if index.analyzer == "english":

@@ -1,6 +1,6 @@
 """Checks before hours of work are spent: of settings that must fit one another, and of this machine.
 
-Types and bounds of settings are checked by the schema, arguments of parts by their constructors, which are called here.
+Types and bounds of settings are checked by the schema, arguments of components by their constructors, which are called here.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.components import build
 from trime.common.cpu import multiplies_in_bfloat16, prepare_cpu
 from trime.common.io import plain
-from trime.common.parts import build
-from trime.config.check import check_parts
+from trime.config.check import check_components
 from trime.errors import UserError, install_command
 from trime.models.network import Network, build_network
 from trime.report.report_runs import check_report
 from trime.scoring.mixture_spec import FittedMixtureSpec, MixtureSpec
-from trime.scoring.rows import NOT_FITTED, memories_of, rows_of, traits_of
+from trime.scoring.rows import NOT_FITTED, traits_of
 from trime.stages.encode import TextWindows
 from trime.stages.graph import Graph
 from trime.stages.memories import Memories
@@ -71,7 +71,7 @@ def open_graph(config: DictConfig) -> Graph:
 
 def check(config: DictConfig) -> None:
     """Raise UserError at the first setting that cannot work."""
-    check_parts(plain(config))
+    check_components(plain(config))
     check_report(config)
     graph = build_graph(config)
     pretrained = is_pretrained(config)
@@ -83,7 +83,7 @@ def check(config: DictConfig) -> None:
     check_trainer(config)
     if config.dictionary and not config.checkpoint:
         raise UserError("dictionary= belongs to a released checkpoint: name it, checkpoint=FILE")
-    check_rows(config)
+    check_rows(graph)
     check_memories(graph)
     graph.check_settings()
     if pretrained:
@@ -101,11 +101,11 @@ def check_trainer(config: DictConfig) -> None:
     extra = plain(config.trainer.extra)
     for name in extra.keys() & DECIDED_BY.keys():
         raise UserError(f"trainer.extra.{name}: this argument is set by {DECIDED_BY[name]}: set that")
-    check_parts({"trainer.extra": {"_target_": "pytorch_lightning.Trainer"} | extra})
-    for key, parts in (("callbacks", config.callbacks), ("logger.lightning", config.logger.lightning)):
-        for name, part in parts.items():
-            if part is not None and not (OmegaConf.is_dict(part) and part.get("_target_")):
-                raise UserError(f"{key}.{name}={part}: it must name a class, as {{_target_: package.module.CLASS}}")
+    check_components({"trainer.extra": {"_target_": "pytorch_lightning.Trainer"} | extra})
+    for key, components in (("callbacks", config.callbacks), ("logger.lightning", config.logger.lightning)):
+        for name, component in components.items():
+            if component is not None and not (OmegaConf.is_dict(component) and component.get("_target_")):
+                raise UserError(f"{key}.{name}={component}: it must name a class, as {{_target_: package.module.CLASS}}")
     TrainerSettings.of(config).added_callbacks()
     try:
         instantiate_setting(config, "optimizer", _partial_=True)([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
@@ -126,7 +126,7 @@ def check_memories(graph: Graph) -> None:
         raise UserError("each worker of engine=ray would start those of index.engine=ray: choose one of them")
     if config.index.replicas > 1 and config.index.engine != "ray":
         raise UserError(f"index.replicas={config.index.replicas} are workers of Ray: set index.engine=ray, or index.replicas=1")
-    check_sizes(config)
+    check_sizes(graph)
     batching = instantiate_setting(config, "batching")
     memory = instantiate_setting(config, "memory") if config.memory.get("_target_") else None
     if isinstance(getattr(memory, "visibility", None), Previous) and config.memory.stale and not batching.contiguous_rows:
@@ -146,8 +146,8 @@ def check_memories(graph: Graph) -> None:
         stored.check_settings()
     for row in (row for row in graph.table if isinstance(row, MixtureSpec)):
         check_metrics(graph.memories, row.joint, at_test)
-        for part in row.interpolations:
-            check_metrics(graph.memories, part.memories, None)
+        for interpolation in row.interpolations:
+            check_metrics(graph.memories, interpolation.memories, None)
 
 
 def check_metrics(memories: Memories, joined: tuple[str, ...], vocabulary: str | None) -> None:
@@ -163,11 +163,11 @@ def check_metrics(memories: Memories, joined: tuple[str, ...], vocabulary: str |
         expected, of = (expected, of) if expected else (metric, f"memory {name}")
 
 
-def check_sizes(config: DictConfig) -> None:
+def check_sizes(graph: Graph) -> None:
     """Raise UserError if a memory is so small that its policy has no choice."""
+    config = graph.config
     sizes = {"eviction": config.model.get("memory_size"), "train.eviction": config.train.memory_size}
-    for name in memories_of(config):
-        node = config.test_memories[name]
+    for name, node in graph.memories.nodes.items():
         if "policy" in node and "sizes" in node:
             sizes[f"test_memories.{name}.policy"] = node.sizes
     for key, given in sizes.items():
@@ -176,14 +176,14 @@ def check_sizes(config: DictConfig) -> None:
             policy.check_size(size)
 
 
-def check_rows(config: DictConfig) -> None:
+def check_rows(graph: Graph) -> None:
     """Raise UserError if the memories of an experiment cannot be mixed as asked."""
-    model = config.mixture.model
+    config, model = graph.config, graph.config.mixture.model
     if config.mixture.kind not in NOT_FITTED:
         if model is None or "_target_" not in model:
             raise UserError(f"mixture.model={model}: mixture.kind={config.mixture.kind} needs a model, as in conf/mixture")
         instantiate_setting(config, "mixture.model")
-    for row in (row for row in rows_of(config) if isinstance(row, FittedMixtureSpec)):
+    for row in (row for row in graph.table if isinstance(row, FittedMixtureSpec)):
         given_mixture(config)
         if config.compatibility.sorted_windows:  # windows are then not read in the order of the text
             ordered = [name for name in row.memories if traits_of(config, name).needs_text_order]
@@ -257,7 +257,7 @@ def check_model(graph: Graph) -> None:
             raise UserError(CARRIED)
     try:
         with torch.device("meta"):
-            network: Network = build_network(model.with_memory(model.parts()), SYMBOLS)
+            network: Network = build_network(model.with_memory(model.components()), SYMBOLS)
     except (RuntimeError, ZeroDivisionError, IndexError) as error:  # of PyTorch, at sizes below 1
         reason = " ".join(str(error).split())
         raise UserError(f"the model cannot be built ({reason}): see model.* and model.backbone.*") from error
@@ -275,5 +275,5 @@ def as_list(value: Any) -> list[Any]:
 
 
 def instantiate_setting(config: DictConfig, key: str, **options: Any) -> Any:
-    """Return the object that a part of the configuration describes; UserError, with its key, if it cannot be built."""
+    """Return the component that a section of the configuration describes; UserError, with its key, if it cannot be built."""
     return build(OmegaConf.select(config, key), key, **options)

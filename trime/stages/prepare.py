@@ -5,41 +5,25 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from trime.common.components import build
 from trime.common.identity import Free
-from trime.common.parts import build
-from trime.common.progress import Progress
 from trime.data.byte_pairs import BytePairs
 from trime.data.corpus import (
-    FLUSH,
     Corpus,
-    TextCounts,
     VocabularySource,
     build_corpus,
-    lines_with_progress,
+    count_training_symbols,
+    learn_symbols,
     symbol_counts,
     training_vocabulary,
 )
 from trime.data.datasets import Dataset
-from trime.data.notes import (
-    PASSAGE,
-    describe_copies,
-    describe_duplicates,
-    describe_near_copies,
-    find_copies,
-    find_duplicates,
-    find_near_copies,
-)
 from trime.data.tokenizers import metric_of
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
@@ -49,7 +33,7 @@ from trime.lab.stage import Stage
 
 log = logging.getLogger(__name__)
 
-LEARNED = "tokenizer.json"  # in a prepared text: what a tokenizer has learned
+LEARNED = "tokenizer.json"  # in a prepared text: the pieces that its tokenizer learned
 
 
 @dataclass(frozen=True)
@@ -67,7 +51,7 @@ class Prepare(Artefact):
 
     kind, format = "prepare", 2
 
-    described: Free[dict[str, Any]]  # the dataset, as conf/dataset describes it; identity() has what decides which text it is
+    described: Free[dict[str, Any]]  # the dataset, as conf/dataset describes it; identity() leaves its place out
     vocabulary: VocabularySettings
     lab: Free[Lab]
     others: Free[VocabularySource | None] = None
@@ -121,7 +105,7 @@ class Prepare(Artefact):
     def build(self, folder: Path) -> None:
         source = self.others
         if self.learned:
-            learn_symbols(self.dataset, self.learned, self.vocabulary)
+            learn_symbols(self.dataset, self.learned, self.vocabulary.max_size, self.vocabulary.min_count)
             self.learned.save(folder / LEARNED)
         build_corpus(self.dataset, folder, source.vocabulary() if source else self.training_vocabulary())
         if source and source.tokenizer and not any(source.vocabulary().counts):
@@ -144,66 +128,9 @@ def lab_folders(lab: Lab) -> tuple[Path, ...]:
     return (lab.outputs, *inside, *(lab.data / name for name in ("prepared", "packed", "raw")))
 
 
-def copies_within(text: Prepare, split: str) -> Iterator[str]:
-    """Yield a note if documents of a split are copies of one another."""
-    corpus = text.corpus()
-    if split in corpus.statistics["splits"] and (copies := find_copies([*corpus.documents(split)])):
-        yield describe_copies(copies, corpus.split(split).lengths, split, corpus.names(split))
-
-
-def duplicates_of(text: Prepare, split: str, other: Prepare, other_split: str, hides_own: bool = False) -> Iterator[str]:
-    """Yield notes if documents of a split, or most of them, are in another split of the text, or in another text.
-
-    ``hides_own``: the other text is that of a datastore, which hides each document from itself if it is the same split.
-    """
-    corpus, others = text.corpus(), other.corpus()
-    is_same = corpus.folder == others.folder
-    exist = split in corpus.statistics["splits"] and other_split in others.statistics["splits"]
-    if not exist or (is_same and split == other_split):
-        return
-    if hides_own and corpus.fingerprint(split) == others.fingerprint(other_split):
-        return
-    where = other_split if is_same else f"{other_split} of {others.statistics['name']}"
-    names, lengths = (corpus.names(split), others.names(other_split)), corpus.split(split).lengths
-    if found := find_duplicates(corpus.documents(split), others.documents(other_split)):
-        yield describe_duplicates(found, lengths, split, where, *names)
-    if is_same and text.dataset.copies == "drop":
-        return  # none is left, by its rule
-    size = corpus.statistics["splits"][split]
-    length = math.ceil(PASSAGE * size["tokens"] / max(size["bytes"], 1))
-    copies = find_near_copies([*corpus.documents(split)], others.documents(other_split), length)
-    if near := {number: share for number, share in copies.items() if number not in found}:
-        yield describe_near_copies(near, lengths, split, where, names[0])
-
-
-def learn_symbols(dataset: Dataset, tokenizer: BytePairs, settings: VocabularySettings) -> None:
-    """Train a tokenizer on the training split of its dataset, under a progress bar; UserError where there is none."""
-    if "train" not in dataset.splits():
-        raise UserError(f"dataset {dataset.name} has no training split in {dataset.location}: its symbols are learned from one")
-    with Progress(total=dataset.size("train"), unit="B", unit_scale=True, desc="learn train") as bar:
-        read = (lines_with_progress(document, bar, TextCounts(), check=False) for document in dataset.kept_documents("train"))
-        tokenizer.train(chain.from_iterable(read), settings.max_size, settings.min_count)
-
-
-def count_training_symbols(folder: Path) -> None:
-    """Add the counts of the training split, if there is one, to a vocabulary that came without counts."""
-    corpus = Corpus(folder)
-    if "train" in corpus.statistics["splits"]:
-        vocabulary, counts = corpus.vocabulary, np.zeros(len(corpus.vocabulary), np.int64)
-        tokens = corpus.split("train").tokens
-        for start in range(0, len(tokens), FLUSH):
-            counts += np.bincount(tokens[start : start + FLUSH], minlength=len(counts))
-        vocabulary.counts[:] = counts.tolist()
-        vocabulary.save(folder / "vocabulary.json")
-
-
 def log_statistics(folder: Path) -> None:
-    """Log the statistics of the corpus in a folder."""
-    log.info(format_statistics(json.loads((folder / "statistics.json").read_text(encoding="utf-8"))))
-
-
-def format_statistics(statistics: dict[str, Any]) -> str:
-    """Return a text of tokens per split, vocabulary size, mean document length (TRIME Table 8), and notes."""
+    """Log of the corpus in a folder: vocabulary size, tokens per split, mean document length (TRIME Table 8), and notes."""
+    statistics = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
     lines = [f"{statistics['name']}: vocabulary {statistics['vocabulary']:,}"]
     for name, split in statistics["splits"].items():
         share = 100 * split["unknown"] / split["tokens"]
@@ -211,7 +138,7 @@ def format_statistics(statistics: dict[str, Any]) -> str:
             f"  {name:<5} {split['tokens']:>13,} tokens {split['documents']:>9,} documents "
             f"of {split['mean_length']:,.1f} on average, {share:.2f} % <unk>"
         )
-    return "\n".join([*lines, *(f"  note: {note}" for note in statistics["notes"])])
+    log.info("\n".join([*lines, *(f"  note: {note}" for note in statistics["notes"])]))
 
 
 def log_duplicates(graph: Any) -> None:

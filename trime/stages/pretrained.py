@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trime.common.parts import build
+from trime.common.components import build
 from trime.data.corpus import VocabularySource, content_hash
 from trime.data.vocabulary import Vocabulary
 from trime.errors import UserError
@@ -24,7 +24,7 @@ from trime.training.hardware import Hardware
 
 log = logging.getLogger(__name__)
 
-TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # what decides how text is tokenized
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json")  # they decide how text is tokenized
 
 
 def is_pretrained(config: DictConfig) -> bool:

@@ -24,19 +24,15 @@ from trime.lab.stage import RunOutcome, Stage
 from trime.lab.sweep import runs_of_sweep
 from trime.lab.tracking import log_once
 from trime.report import tables
-from trime.report.answers import answers_table
-from trime.report.canvas import save_panels
-from trime.report.figures import configured_figures
-from trime.report.page import Page, Section, commands_section, picture_sections, place_of, sample_sections, write_page
+from trime.report.page import place_of, sample_sections
 from trime.report.passages import Sample
+from trime.report.report_run import TOKENS, result_sections, write_answers_page, write_run_page
 from trime.report.results import read_run, write_results
 from trime.report.run_result import AnsweringRun, AnswerRow, Dataset, Datastore, Row, ScoredRun, ScoredText, Subsets, Training
-from trime.report.tables import Table
 from trime.report.terminal import answers_lines, answers_verdict, ending, run_lines, run_result, run_verdict
 from trime.stages.evaluate import policy_name
 from trime.stages.graph import Graph
 from trime.stages.prepare import Prepare
-from trime.stages.run_analysis import TOKENS
 from trime.stages.samples import OutOfTimeError, samples_of
 
 MAKING = [stage for stage in STAGES if stage != "report"]  # stages that make artefacts
@@ -120,7 +116,7 @@ def with_bits(row: dict[str, Any], metric: str, text: ScoredText) -> Row:
 def made_from(graph: Graph, *stages: str, also: Iterable[Artefact] = ()) -> list[str]:
     """Return the names of the artefacts of some stages, and of the folders that the configuration names in their place."""
     config = graph.config
-    # A folder that the configuration names stands for artefacts, which pruning must spare as well.
+    # A folder that the configuration names is in the place of artefacts: pruning must spare it as well.
     stores = [memory.config.datastore.path for memory in graph.memories.stored.values()]
     named = (config.checkpoint, config.datastore.path, *stores, config.mixture.get("path"), config.model.get("name"))
     artefacts = [*also, *(artefact for stage in stages for artefact in graph.artefacts_of(stage))]
@@ -151,7 +147,7 @@ def report_run(graph: Graph) -> RunOutcome:
     config, folder = graph.config, graph.run_folder
     folder.mkdir(parents=True, exist_ok=True)
     sampled = samples_of(graph)
-    # The samples' artefact is of the run before it is drawn, so that pruning does not take what was drawn so far.
+    # The samples' artefact is of the run before it is drawn, so that pruning does not take the passages drawn so far.
     run = keep_provenance(folder / "results.json", collect_results(graph, [sampled] if sampled else []))
     # Written before anything slow or fragile, such as pictures: they are the result.
     kept = OmegaConf.merge(config, {"trainer": {"precision": graph.hardware.precision}})  # auto depends on the machine
@@ -166,7 +162,7 @@ def report_run(graph: Graph) -> RunOutcome:
         copy_file(graph.per_token.path() / TOKENS, folder / TOKENS)
     table, verdict, is_alone = tables.run_table(run), run_verdict(run), runs_of_sweep() < 2
     sections = result_sections(run, folder, table, verdict)
-    if is_alone:  # what follows decorates the results, and may take longer than they did
+    if is_alone:  # pictures and pages follow, which may take longer than the results did
         print(f"results: {folder / 'results.json'}", flush=True)
     samples: list[Sample] = []
     if sampled:
@@ -177,60 +173,15 @@ def report_run(graph: Graph) -> RunOutcome:
             log.info(f"report: {stopped}")
             drawn = stopped.samples
         samples = [Sample(**sample) for sample in drawn]
-    headline = f"{run.name} on {run.title}, seed {run.seed}"
-    figures = configured_figures(config.report.figures)
-    pictures: dict[str, Path] = {}
-    for name, figure in figures.items():
-        if panels := figure.panels(run, folder / "metrics.csv"):
-            pictures[name] = save_panels(panels, folder / f"{name}.png", headline, figure.height(run))
-            sections += picture_sections(figure.title, panels, figure.note)
-    sections += [*graph.own_sections(run), *sample_sections(samples, graph.samples_title)]
-    files = ["results.json", "config.yaml", "table.csv", "metrics.csv", TOKENS, "log.txt"]
-    facts = [
-        tables.text_facts(run),
-        f"seed {run.seed}",
-        *([f"{run.parameters:,} parameters"] if run.parameters else []),
-        *([f"{run.train.updates:,} updates"] if run.train.updates else []),
-        *([] if run.is_trained else ["not trained"]),
-        f"{run.hardware['gpu'] or run.hardware['cpu']}, {run.hardware['cores']} cores",
-        f"commit {(run.commit or 'unknown')[:12]}",
-    ]
-    page = write_page(Page(run.name, facts, [*sections, commands_section([run])], files), folder / "page.html")
+    own = [*graph.own_sections(run), *sample_sections(samples, graph.samples_title)]
+    pictures, page = write_run_page(run, folder, sections, config.report.figures, own)
     if is_alone:
         print(ending(verdict, run_lines(run, table), tables.text_notes(run), place_of(page)), flush=True)
     else:  # a sweep ends with a table of all
         print(f"{run_result(run)}, {page}", flush=True)
-    # After all files: what is logged is what the page shows.
+    # After all files: the loggers get what the page shows.
     log_once(lambda: graph.loggers, plain(config.logger), folder, run, samples, pictures)
     return RunOutcome(run.dev.loss, (folder,))
-
-
-def result_sections(run: ScoredRun, folder: Path, table: Table, verdict: str) -> list[Section]:
-    """Write the tables of a run, that of its rows with its notes; return the sections of its rows and its memories."""
-    notes = notes_of(run)
-    text = "\n".join([tables.markdown(*table), *(f"{note}\n" for note in notes)])
-    write_atomically(folder / "table.md", text)
-    write_atomically(folder / "table.csv", tables.to_csv(*table))
-    note = f"{verdict}\n{tables.common_facts(run)}"
-    sections = [Section("Results", note, [tables.without_common(table)], footnotes=notes, emphasise_last=True)]
-    further = {"analysis.md": tables.analysis_text(run)} if run.analysis else {}
-    if run.subsets:
-        title, memories = tables.memories_table(run, run.subsets)
-        further = {"memories.md": f"{title}:\n\n{tables.markdown(*memories)}\n{tables.MEMORIES_NOTE}\n"} | further
-        sections.append(Section(title, tables.MEMORIES_NOTE, [memories]))
-    for name, content in further.items():
-        write_atomically(folder / name, content)
-    return sections
-
-
-def notes_of(run: ScoredRun) -> list[str]:
-    """Return the notes on a run's text and rows."""
-    notes = {
-        tables.MIXTURES_NOTE: any("⊕" in row.memories for row in run.metrics["test"]),
-        tables.FITTED_NOTE: run.is_fitted,
-        tables.EDGE_NOTE: any(row.at_grid_edge for row in run.metrics["valid"]),
-    }
-    return [*tables.text_notes(run), *(note for note, applies in notes.items() if applies)]
 
 
 def report_answers(graph: Graph) -> RunOutcome:
@@ -240,13 +191,7 @@ def report_answers(graph: Graph) -> RunOutcome:
     run = collect_answers(graph)
     write_atomically(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     write_results(folder / "results.json", run)
-    table = answers_table([run])
-    write_atomically(folder / "table.csv", tables.to_csv(*table))
-    note = "In brackets Wilson's 95 % intervals over questions. M and N are entries and waiting queries of each layer's memory."
-    sections = [Section("Results", note, [table])]
-    facts = [f"seed {run.seed}", f"split {config.answering.split}", f"commit {(run.commit or 'unknown')[:12]}"]
-    content = Page(run.name, facts, [*sections, commands_section([run])], ["results.json", "config.yaml", "table.csv"])
-    page = write_page(content, folder / "page.html")
+    page = write_answers_page(run, folder)
     verdict = answers_verdict([run])
     whole = ending(verdict, answers_lines([run]), (), place_of(page))
     print(f"{verdict} {page}" if runs_of_sweep() > 1 else whole, flush=True)

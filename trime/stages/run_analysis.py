@@ -6,7 +6,6 @@ The first is by frequency buckets, retrieval accuracy and long memory sizes: TRI
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,18 @@ import torch
 from trime.common.identity import Free
 from trime.common.io import to_json, write_json
 from trime.common.metrics import perplexity
-from trime.common.types import Bool, Contexts, Tensor
 from trime.lab.artefact import Artefact, Lab
+from trime.report.report_run import TOKENS
 from trime.scoring.loss_sums import BUCKETS, TokenMeans, dev_frequency
+from trime.scoring.meters import TOP, Hits
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.rows import sizes_of
 from trime.stages.encode import Encode
 from trime.stages.scoring import Scoring, build_scorer, with_progress
 from trime.stages.tune import TunedRows
-from trime.token_memory.search.datastore import KNNMemory
 from trime.token_memory.search.search import CachedSearch
 
-TOKENS = "tokens.jsonl"
 DIGITS = 6  # decimals of probabilities and weights of tokens
-TOP = (1, 8, 64, 1024)  # numbers of entries among which the target is looked for
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,27 +87,6 @@ class RunAnalysis(Artefact):
         }
 
 
-class Hits:
-    """Counts how often the target token is among those of the K nearest entries."""
-
-    def __init__(self, nearest: KNNMemory):
-        self.nearest, self.queries = nearest, 0
-        self.hits = {k: 0 for k in TOP if k <= nearest.k}
-
-    def add(self, query: Contexts) -> None:
-        """Count the queries of a window."""
-        score, token, _ = self.nearest.entries(query)
-        order = score.argsort(dim=1, descending=True, stable=True)  # rescoring and hiding change it
-        hit: Bool[Tensor, "n k"] = (token == query.token[:, None]) & (score > -math.inf)
-        hit = hit.gather(1, order)
-        self.queries += len(hit)
-        self.hits = {k: count + int(hit[:, :k].any(1).sum()) for k, count in self.hits.items()}
-
-    def accuracy(self) -> dict[str, float]:
-        """Return the share of queries whose target was found among K entries, by K."""
-        return {str(k): count / max(1, self.queries) for k, count in self.hits.items()}
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class PerToken(Artefact):
     """A line of JSON for each scored token of test under the experiment's own row: ``tokens.jsonl``.
@@ -135,7 +111,7 @@ class PerToken(Artefact):
             for scored in scorer.score_row(with_progress(self.test, "write tokens of")):
                 parts, weights = (
                     {name: [round(value, DIGITS) for value in column.tolist()] for name, column in columns.items()}
-                    for columns in (scored.parts(), scored.weights())
+                    for columns in (scored.contributions(), scored.weights())
                 )
                 query, log_probability = scored.window.query, scored.log_probability.tolist()
                 places = query.positions.document.tolist(), query.positions.position.tolist(), query.token.tolist()

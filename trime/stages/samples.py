@@ -1,4 +1,4 @@
-"""samples: passages of the test text, token by token, with the share of each memory and the entries used; and what writes text.
+"""samples: passages of the test text, token by token, with the share of each memory and the entries used; the writer.
 
 Drawing them takes long beside the rest of a report. Each is kept as it is drawn, so that the same command, killed or out of
 time, goes on with the next.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,37 +26,21 @@ from trime.data.corpus import evenly_spaced
 from trime.data.datasets.base import lines_of
 from trime.data.tokenizers import EOS, Tokenizer
 from trime.data.vocabulary import Vocabulary
+from trime.decoding.explanation import GeneratedToken, annotate, describe_step
 from trime.decoding.generation import (
     AttributedToken,
     Continuation,
     TextScorer,
     TokenSampler,
     WindowLengths,
-    agreeing_entries,
-    top_attention,
-    top_entries,
 )
 from trime.errors import UserError
 from trime.lab.artefact import Artefact, Lab
-from trime.scoring.rows import rows_of
 from trime.stages.graph import Graph
 from trime.stages.memories import StoredMemory
 from trime.stages.pretrained import is_pretrained
 
 CONTEXT = 8  # tokens shown before the token of an entry
-
-
-class GeneratedToken(NamedTuple):
-    """A token with its probability, the parts of that by source, and the entries that contributed most.
-
-    ``agreeing`` is the number of each memory's entries that hold the token, and of all its entries.
-    """
-
-    text: str
-    probability: float
-    parts: dict[str, float]
-    entries: list[dict[str, Any]]
-    agreeing: dict[str, tuple[int, int]] | None = None
 
 
 class StoredText:
@@ -95,41 +79,12 @@ def open_writer(graph: Graph) -> Writer:
     if is_pretrained(graph.config):
         source = str(graph.small_model.path()) if graph.small_model else graph.config.model.name
         was_fitted = graph.config.checkpoint or (not graph.small_model and graph.fit.folder.is_dir())
-        if is_encoder_decoder(source) or not (was_fitted or last_row_memories(graph)):
+        if is_encoder_decoder(source) or not (was_fitted or graph.table[-1].memories):
             raise UserError(
                 "generate and serve need an experiment whose rows have memories, such as decoder_memory: a model that has them "
                 "in its layers writes in transformers, by model.generate(past_key_values=trime.EvictingCache(…))"
             )
     return Writer(graph)
-
-
-def describe_step(
-    step: AttributedToken, count: int, text: Callable[[list[int]], str], locate: Callable[[str, int], tuple[str, str]]
-) -> GeneratedToken:
-    """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind.
-
-    ``text`` returns tokens as text, ``locate`` text and place of a memory's entry, given its number.
-    """
-    parts = {name: float(part[step.token]) for name, part in step.attribution.parts.items()}
-    top = [*top_entries(step, count), *top_attention(step, count)] if count else []
-    entries = [shown_entry(memory, share, *locate(memory, number)) for memory, share, number in top]
-    probability = float(step.attribution.probability[step.token])
-    return GeneratedToken(text([step.token]), probability, parts, entries, agreeing_entries(step) if count else None)
-
-
-def shown_entry(memory: str, share: float, text: str, place: str) -> dict[str, Any]:
-    """Return an entry as reports show it."""
-    return {"memory": memory, "share": share, "text": " ".join(text.split()), "place": place}
-
-
-def locate_in_text(writer: Writer, tokens: list[int], position: int) -> tuple[str, str]:
-    """Return text and place of an entry that comes from the text being written."""
-    return writer.text(tokens[max(0, position - CONTEXT) : position + 1]), f"token {position:,} of this text"
-
-
-def last_row_memories(graph: Graph) -> set[str]:
-    """Return the names of the memories of the experiment's last row."""
-    return rows_of(graph.config)[-1].memories
 
 
 class Writer:
@@ -141,7 +96,7 @@ class Writer:
         self.vocabulary: Vocabulary = graph.corpus.corpus().vocabulary
         self.tokenizer: Tokenizer = graph.corpus.dataset.tokenizer
         # A row without memories has nothing to tune.
-        self.row = graph.tune.rows()[-1] if last_row_memories(graph) else rows_of(config)[-1]
+        self.row = graph.tune.rows()[-1] if graph.table[-1].memories else graph.table[-1]
         self.label = self.row.label
         network, described = graph.model_settings.open(graph.model.path())
         if described["vocabulary_fingerprint"] != self.vocabulary.fingerprint:
@@ -152,7 +107,7 @@ class Writer:
         prompt = {"text": None, "bounded": True, "split": "prompt"}
         memories = graph.memories.open_all(prompt, list(self.row.sizes), self.row.memories)
         evaluate = config.evaluate
-        # A stateful model carries what it has read, so that its windows need no context.
+        # A stateful model carries the text that it has read, so that its windows need no context.
         windows = WindowLengths(evaluate.block, 0 if network.is_stateful else evaluate.context)
         eos, scaled = self.vocabulary.eos, evaluate.scaled_interpolation
         self.sources = {name: StoredText(graph.memories.stored[name]) for name in memories if name in graph.memories.stored}
@@ -179,10 +134,10 @@ class Writer:
         return ids
 
     def score(self, ids: list[int]) -> list[GeneratedToken]:
-        """Return the tokens of a whole text with their probability and its parts by memory; nothing that was read counts."""
+        """Return the tokens of a whole text with probabilities and the contributions to them; nothing that was read counts."""
         scored: list[GeneratedToken] = []
-        for log_probability, parts in self.scorer.score(ids):
-            columns = {name: part.tolist() for name, part in parts.items()}
+        for log_probability, contributions in self.scorer.score(ids):
+            columns = {name: column.tolist() for name, column in contributions.items()}
             for number, value in enumerate(log_probability.double().exp().tolist()):
                 shares = {name: column[number] for name, column in columns.items()}
                 scored.append(GeneratedToken(self.text([ids[len(scored)]]), value, shares, []))
@@ -200,7 +155,7 @@ class Writer:
 
     def token_ids(self, text: str) -> list[int]:
         """Return the tokens of a text, without an end of line that only the tokenizer adds."""
-        symbols = [symbol for part in self.tokenizer.tokens(lines_of(text.encode())) for symbol in part]
+        symbols = [symbol for line in self.tokenizer.tokens(lines_of(text.encode())) for symbol in line]
         # Lines end with EOS, but a prompt need not end with its line.
         if symbols[-1:] == [EOS] and not text.endswith("\n"):
             symbols.pop()
@@ -218,20 +173,19 @@ class Writer:
             yield described
 
     def describe_step(self, step: AttributedToken, count: int) -> GeneratedToken:
-        """Return the token of a step with the parts of its probability and at most ``count`` entries of each kind."""
+        """Return the token of a step with the contributions to its probability and at most ``count`` entries of each kind."""
 
         def locate(memory: str, number: int) -> tuple[str, str]:
-            source = self.sources.get(memory)
-            return source.locate(number) if source else locate_in_text(self, self.continuation.tokens, number)
+            if source := self.sources.get(memory):
+                return source.locate(number)
+            written = self.continuation.tokens  # the entry is a position in the text that is being written
+            return self.text(written[max(0, number - CONTEXT) : number + 1]), f"token {number:,} of this text"
 
         return describe_step(step, count, self.text, locate)
 
     def text(self, tokens: list[int]) -> str:
         """Return tokens as text."""
         return self.tokenizer.text([self.vocabulary.symbols[token] for token in tokens])
-
-
-BLANKS = {"\n": "↵\n", " ": "␣", "": "·"}  # what is shown for a token of white space, or of a part of a character
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -278,7 +232,7 @@ class Samples(Artefact):
 def samples_of(graph: Graph) -> Artefact | None:
     """Return a run's samples; None if its last row has no memories or one that holds the test text itself."""
     shown = plain(graph.config.report.samples)
-    if not shown["passages"] or not last_row_memories(graph):
+    if not shown["passages"] or not graph.table[-1].memories:
         return None
     test = graph.evaluated_corpus.corpus().fingerprint("test")
     if any(memory.fingerprint() == test for memory in graph.memories.stored.values()):
@@ -340,30 +294,3 @@ def draw_all(
             samples.append(json.loads(file.read_text(encoding="utf-8")))
             bar.update()
     return samples
-
-
-def annotate(tokens: Iterable[GeneratedToken], texts: Iterable[str], before: str) -> list[dict[str, Any]]:
-    """Return each token of a passage as reports show it.
-
-    ``texts`` are the whole text after each token, with what comes before the passage, ``before``.
-    """
-    annotated: list[dict[str, Any]] = []
-    shown = before
-    for token, text in zip(tokens, texts, strict=True):
-        new, shown = extend_shown(shown, text)
-        if annotated and annotated[-1]["shown"] in BLANKS.values():  # the white space was shown by its mark already
-            new = new.lstrip()
-        mark = next((mark for blank, mark in BLANKS.items() if blank in token.text), "·")
-        annotated.append(token._asdict() | {"shown": new or mark})
-    return annotated
-
-
-def extend_shown(shown: str, text: str) -> tuple[str, str]:
-    """Return the characters to print after ``shown`` so that it grows into ``text``, and all that is shown then.
-
-    White space at the end waits, because punctuation may remove it; so does a character of which some bytes are missing.
-    """
-    # A tokenizer writes some marks without the blank before them, and a character byte by byte.
-    complete = text.rstrip().removesuffix("\N{REPLACEMENT CHARACTER}")
-    common = next((i for i, (a, b) in enumerate(zip(shown, complete, strict=False)) if a != b), min(len(shown), len(complete)))
-    return complete[common:], complete

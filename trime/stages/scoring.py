@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from omegaconf import DictConfig
 
 from trime.common.progress import Progress
 from trime.lab.shards import prefixed, unprefixed
@@ -31,11 +30,6 @@ class Scoring:
     scaled_interpolation: bool  # Eq. 8 divides by sqrt(d)
     sorted_windows: bool  # windows of a document do not follow one another
 
-    @classmethod
-    def of(cls, config: DictConfig) -> Scoring:
-        """Return the settings of a configuration."""
-        return cls(config.evaluate.scaled_interpolation, config.compatibility.sorted_windows)
-
 
 class Span(NamedTuple):
     """Rows ``low`` to ``high`` of an encoded split; ``before`` scored tokens come before its own ``tokens``."""
@@ -45,16 +39,11 @@ class Span(NamedTuple):
     before: int
     tokens: int
 
-    @property
-    def name(self) -> str:
-        """The range that it covers, as part of a file's name."""
-        return f"{self.low:09d}-{self.high:09d}"
-
 
 def spans_of(encoded: Encode, scope: StateScope) -> list[Span]:
     """Cut an encoded split so that no state reaches into a span: between windows, between documents, or not at all."""
     columns = Shards(encoded.path()).iter_columns("segment", "document", "scored")
-    first, document, scored = (torch.cat(parts) for parts in zip(*((starts(s), d, k) for s, d, k in columns), strict=True))
+    first, document, scored = (torch.cat(column) for column in zip(*((starts(s), d, k) for s, d, k in columns), strict=True))
     if encoded.windowing.sorted and scope:
         scope = StateScope.CORPUS  # windows of a document do not follow one another
     cuts = {StateScope.NONE: first, StateScope.DOCUMENT: starts(document), StateScope.CORPUS: torch.zeros_like(first)}[scope]
@@ -74,7 +63,7 @@ def starts(number: torch.Tensor) -> torch.Tensor:
 
 def span_file(folder: Path, span: Span, rows: str = "") -> Path:
     """Return the file of a span that is scored, for some ``rows`` if not for all."""
-    return folder / f"part-{rows}{span.name}.safetensors"
+    return folder / f"part-{rows}{span.low:09d}-{span.high:09d}.safetensors"
 
 
 def build_scorer(
@@ -92,7 +81,7 @@ def sums_as_tensors(sums: Sequence[LossSums]) -> dict[str, torch.Tensor]:
 
 
 def add_sums(sums: Sequence[LossSums], tensors: dict[str, torch.Tensor]) -> None:
-    """Add what ``sums_as_tensors`` wrote of each row to the sums of the whole text."""
+    """Add the tensors of ``sums_as_tensors`` to the sums of the whole text."""
     for row, each in enumerate(sums):
         each.put_tensors(unprefixed(tensors, f"row-{row}"))
 

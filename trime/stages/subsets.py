@@ -1,13 +1,13 @@
-"""Artefacts of stage evaluate: a mixture refitted on subsets of its memories, to measure what each memory costs and gains.
+"""Artefacts of stage evaluate: a mixture refitted on subsets of its memories, to measure the cost and the gain of each memory.
 
 The model is not needed: the masses on valid are stored already, and one pass over test scores every subset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,19 @@ from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.metrics import device_seconds
 from trime.common.progress import Progress
-from trime.common.types import Float, Int, Tensor
+from trime.common.types import Tensor
 from trime.lab.artefact import Artefact, Lab
 from trime.lab.engines import Advance
 from trime.lab.shards import ShardedArtefact, Work, prefixed, read_shard, unprefixed
-from trime.scoring.loss_sums import LossSums, TokenMeans, dev_frequency, summarize_row
+from trime.scoring.loss_sums import LossSums, dev_frequency, sum_by_document, summarize_row
+from trime.scoring.meters import Bins, MeteredMemory, WeightSums, select_memories, token_weights
 from trime.scoring.mixture_spec import FittedMixtureSpec, FittedScorer, MixtureSpec
-from trime.scoring.mixtures.experts import ExpertMasses
 from trime.scoring.scorer import Scorer
 from trime.stages.encode import Encode
 from trime.stages.evaluate import describe_search
 from trime.stages.scoring import Scoring, Span, add_sums, build_scorer, span_file, spans_of, sums_as_tensors, windows_of
-from trime.stages.tune import TuneMixture, sum_by_document
-from trime.token_memory.test.base import Memory, Window
+from trime.stages.tune import TuneMixture
+from trime.token_memory.test.base import Memory
 
 BINS = 10  # number of bins of tokens by the similarity of the best entry
 
@@ -76,8 +76,8 @@ class SubsetMixtures(Artefact):
         """Return the row of each subset with its fitted mixture, that of all memories last."""
         # As in build: nothing was stored of no memories, nor of all of them.
         states, rows = load_file(self.path() / "subset_mixtures.safetensors"), list[MixtureSpec | FittedMixtureSpec]()
-        *parts, _ = [subset["memories"] for subset in self.summary()]
-        for number, names in enumerate(parts):
+        *proper, _ = [subset["memories"] for subset in self.summary()]
+        for number, names in enumerate(proper):
             if not names:
                 rows.append(MixtureSpec((), ()))
                 continue
@@ -102,7 +102,7 @@ class Subsets(ShardedArtefact):
     lab: Free[Lab]
 
     def work(self, folder: Path, opened: OpenedSubsets | None = None) -> Work:
-        """Return the work on spans of the test split: summed losses of every subset, and what the full mixture weighs."""
+        """Return the work on spans of the test split: summed losses of every subset, and the weights of the full mixture."""
         scored = opened or OpenedSubsets(self)
         full_row, memories = scored.rows[-1], self.tune.memories
         spans = spans_of(self.encoded, max(full_row.state_scope, memories.state_scope(full_row.memories)))
@@ -117,7 +117,7 @@ class Subsets(ShardedArtefact):
         opened, corpus = OpenedSubsets(self), self.encoded.corpus.corpus()
         work = self.work(folder, opened)
         self.make_shards(work, folder, f"subsets {self.encoded.split}")
-        sums, weights = [LossSums() for _ in opened.rows], Weights(opened.bins, len(corpus.vocabulary))
+        sums, weights = [LossSums() for _ in opened.rows], WeightSums(opened.bins, len(corpus.vocabulary))
         notes = []
         for tensors, note in map(read_shard, work.files):
             notes.append(note)
@@ -215,106 +215,7 @@ class OpenedSubsets:
         return tensors, {"seconds": seconds, "costs": costs}
 
 
-class MeteredMemory:
-    """A stand-in for a memory that records ``seconds``, the time of its calls, and its ``peak_bytes``."""
-
-    def __init__(self, memory: Memory):
-        self.memory, self.seconds, self.peak_bytes = memory, 0.0, 0
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.memory, name)
-        return partial(self.timed, value) if name in ("prefetch", "mass", "experts", "write") else value
-
-    def request(self, windows: list[Window]) -> Callable[[], list[Any]]:
-        """Return ``prefetch`` of these windows, which begins when its result is waited for, so that its time is known."""
-        return partial(self.timed, self.memory.prefetch, windows)
-
-    def timed(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the memory and add its duration to ``seconds``."""
-        started = device_seconds()
-        result = function(*arguments)
-        self.seconds, self.peak_bytes = self.seconds + device_seconds() - started, max(self.peak_bytes, self.memory.bytes)
-        return result
-
-
 def subsets(names: tuple[str, ...], which: str) -> list[tuple[str, ...]]:
     """Return the subsets that ``which`` asks for (all, leave_one_out), in the order of memories, the full set last."""
     sizes: Sequence[int] = range(len(names)) if which == "all" else [len(names) - 1]
     return [*(subset for size in sizes for subset in combinations(names, size)), names]
-
-
-def select_memories(
-    masses: ExpertMasses, description: dict[str, Any], names: tuple[str, ...]
-) -> tuple[ExpertMasses, dict[str, Any]]:
-    """Return the masses of the vocabulary and of some memories, and its description."""
-    columns, first = [0], 1
-    for name, size in description["experts"].items():
-        columns += range(first, first + size) if name in names else []
-        first += size
-    experts = {name: size for name, size in description["experts"].items() if name in names}
-    selected = ExpertMasses(masses.target[:, columns].contiguous(), masses.total[:, columns].contiguous(), masses.document)
-    return selected, {"experts": experts, "counts": [description["counts"][column] for column in columns]}
-
-
-@dataclass(frozen=True)
-class Bins:
-    """Bins of tokens by how well a memory matches: the ``similarity`` of its best entry, or the longest ``context`` of n-grams.
-
-    ``columns``: its experts in the masses; ``edges`` [b - 1]: ascending similarities; ``names`` [b].
-    """
-
-    kind: str
-    columns: slice
-    names: list[str]
-    edges: Float[Tensor, " b"]
-
-    def of(self, total: Float[Tensor, "n e"]) -> Int[Tensor, " n"]:
-        """Return the bin of each token, -1 where the memory has no match."""
-        masses = total[:, self.columns]
-        known = masses.isfinite()
-        if self.kind == "context":
-            return known.sum(1) - 1
-        return torch.where(known[:, 0], torch.bucketize(masses[:, 0].contiguous(), self.edges.to(masses)), -1)
-
-
-def token_weights(
-    bins: dict[str, Bins], total: Float[Tensor, "n e"], log_weights: Float[Tensor, "n e"]
-) -> tuple[Float[Tensor, "n s"], Int[Tensor, "n m"]]:
-    """Return of each token the weights of the vocabulary and of each memory, and its bin for each memory.
-
-    ``total`` and ``log_weights`` are the log-mass and the log-weight of each expert.
-    """
-    weight = log_weights.exp()
-    share = torch.stack([weight[:, 0], *(weight[:, each.columns].sum(1) for each in bins.values())], 1)
-    return share, torch.stack([each.of(total) for each in bins.values()], 1)
-
-
-class Weights:
-    """Sums the weights over the tokens of a text, part by part."""
-
-    def __init__(self, bins: dict[str, Bins], vocabulary: int):
-        self.bins = bins
-        self.largest = torch.zeros(1 + len(bins), dtype=torch.long)
-        self.by_token = [TokenMeans(vocabulary) for _ in self.largest]
-        self.by_bin = {name: TokenMeans(len(memory_bins.names)) for name, memory_bins in bins.items()}
-
-    def add(self, token: Int[Tensor, " n"], share: Float[Tensor, "n s"], number: Int[Tensor, "n m"]) -> None:
-        """Add tokens with what ``token_weights`` returned of them."""
-        self.largest += share.argmax(1).bincount(minlength=share.shape[1])
-        for table, part in zip(self.by_token, share.unbind(1), strict=True):
-            table.add(token, part)
-        for table, part, bins in zip(self.by_bin.values(), share[:, 1:].unbind(1), number.unbind(1), strict=True):
-            # -1: the memory knew nothing of the token.
-            known = bins >= 0
-            table.add(bins[known], part[known])
-
-    def summary(self, frequency: np.ndarray) -> dict[str, Any]:
-        """Return, for the vocabulary and each memory, the share of tokens where its weight is largest, and mean weights."""
-        result: dict[str, Any] = {}
-        for name, largest, table in zip(["vocabulary", *self.bins], self.largest.tolist(), self.by_token, strict=True):
-            result[name] = {"largest": largest / max(1, table.tokens), "by_frequency": table.buckets(frequency)}
-        for name, bins in self.bins.items():
-            masks = np.eye(len(bins.names), dtype=bool)
-            cells = [{"bucket": bucket, **self.by_bin[name].mean(mask)} for bucket, mask in zip(bins.names, masks, strict=True)]
-            result[name] |= {f"by_{bins.kind}": cells}
-        return result

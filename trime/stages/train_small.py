@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import pytorch_lightning as pl
 import torch
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.common.metrics import ResourceUsage
-from trime.common.parts import build
 from trime.common.types import Tensor
 from trime.config.schema import Small
 from trime.data.byte_pairs import train_pieces
@@ -82,13 +82,13 @@ class TrainSmall(Artefact):
         tokenizer = train_word_level(texts, settings.vocabulary, folder)
         small = build(settings.model, "small.model")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
-        parameters, updates = sum(part.numel() for part in model.parameters()), self.trainer.updates
+        parameters, updates = sum(weight.numel() for weight in model.parameters()), self.trainer.updates
         log.info(f"train_small: {parameters:,} parameters, {updates:,} updates")
         optimizer = build(self.optimizer, "optimizer", _partial_=True)
         schedule = build(self.schedule, "schedule")
         task = AnsweringModule(model, optimizer, schedule, settings.prompt_loss_weight, self.seed)
         without_context = build(self.questions, "questions", words=0, min_words=None)
-        # A curriculum: facts alone come before facts within text.
+        # A curriculum: bare facts come before facts within text.
         first = round(settings.facts_only_share * updates)
         phases, meter = [(without_context, first), (questions, updates - first)], ResourceUsage()
         loader = ExampleLoader(phases, tokenizer, settings, self.seed)
@@ -98,7 +98,7 @@ class TrainSmall(Artefact):
         model.save_pretrained(folder)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         write_json(folder / "train.json", metrics | {"seconds": round(meter.seconds, 1)})
-        # Checkpoints serve a killed training alone.
+        # Checkpoints serve only a killed training.
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
@@ -125,7 +125,7 @@ class InitSmall(Artefact):
         small = build(self.model, "small.model")
         model = small.build(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
         model.save_pretrained(folder)
-        log.info(f"init_small: {sum(part.numel() for part in model.parameters()):,} parameters, {len(tokenizer):,} pieces")
+        log.info(f"init_small: {sum(weight.numel() for weight in model.parameters()):,} parameters, {len(tokenizer):,} pieces")
 
 
 class ExampleLoader:
@@ -172,12 +172,12 @@ class ExampleLoader:
             raise UserError(
                 f"a prompt has {longest} tokens: raise small.model.max_positions={limit} or lower small.questions.words"
             )
-        batch = QuestionBatch(padded(prompts, -1), padded(answers, -1))
+        batch = QuestionBatch(pad_rows(prompts, -1), pad_rows(answers, -1))
         if not settings.spread:
             return batch
         # Positions may be anywhere below the limit, but those of the answer follow them.
         room = limit - batch.answer.shape[1]
-        return batch._replace(position=padded([spread_positions(tokens, self.ends, room, draw) for tokens in prompts], 0))
+        return batch._replace(position=pad_rows([spread_positions(tokens, self.ends, room, draw) for tokens in prompts], 0))
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
@@ -187,13 +187,13 @@ class ExampleLoader:
 
 
 def batched(examples: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield lists of ``size`` examples, the last of which may be shorter (itertools.batched of Python 3.12)."""
+    """Yield lists of ``size`` examples, the last list may be shorter (itertools.batched of Python 3.12)."""
     iterator = iter(examples)
     while group := list(islice(iterator, size)):
         yield group
 
 
-def padded(rows: list[list[int]], value: int) -> Tensor:
+def pad_rows(rows: list[list[int]], value: int) -> Tensor:
     """Return the rows as one tensor, padded on the right."""
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, value)
 

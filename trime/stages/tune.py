@@ -16,11 +16,11 @@ from omegaconf import DictConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import write_json, write_tensors
 from trime.common.metrics import ResourceUsage, Usage
-from trime.common.parts import build
-from trime.common.types import Float, Int, Tensor
+from trime.common.types import Float, Tensor
 from trime.common.urls import local_copy
 from trime.data.corpus import content_hash
 from trime.errors import UserError
@@ -29,9 +29,9 @@ from trime.lab.engines import Advance
 from trime.lab.manifest import check_manifest
 from trime.lab.shards import ShardedArtefact, Work, prefixed, read_shard, unprefixed
 from trime.lab.stage import RunOutcome, Stage
-from trime.scoring.loss_sums import PART_TOKENS, LossSums, summarize_row
+from trime.scoring.loss_sums import LossSums, sum_by_document, summarize_row
 from trime.scoring.mixture_spec import FittedMixtureSpec, MassCollector, MixtureSpec
-from trime.scoring.mixtures.experts import ExpertMasses, History, Mixture, concat_masses, folds, log_mixture
+from trime.scoring.mixtures.experts import ExpertMasses, Mixture, concat_masses, folds, score_tokens
 from trime.scoring.scorer import Scorer, memory_names
 from trime.stages.encode import Encode, read_windows
 from trime.stages.memories import Memories
@@ -59,9 +59,9 @@ class TunedRows(Artefact):
     def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         """Return the rows at their best settings."""
 
-    @abstractmethod
     def tuned(self) -> dict[str, Any]:
         """Return the best settings of all rows, with their loss."""
+        return self.read("tuned.json")
 
     def for_row(self, row: int) -> TunedRows:
         """Return the tuning run used for row ``row``."""
@@ -118,7 +118,7 @@ class Tune(TunedRows, ShardedArtefact):
                 collector.add(window, masses[-1])
             advance(len(window.vocabulary.total))
         note, tensors = meter.note(), sums_as_tensors(sums)
-        if collector and collector.parts:
+        if collector and collector.collected:
             tensors |= prefixed("masses", collector.masses()._asdict())
             note |= {"experts": collector.experts, "counts": collector.counts(scorer.memories)}
         return tensors, note
@@ -153,13 +153,10 @@ class Tune(TunedRows, ShardedArtefact):
             content["recall"] = {name: recall(nearest, self.encoded.path()) for name, nearest in searched.items()}
         write_json(folder / "tuned.json", content)
 
-    def tuned(self) -> dict[str, Any]:
-        return self.read("tuned.json")
-
     def expert_masses(self) -> tuple[ExpertMasses, dict[str, Any]]:
         """Return the masses collected for the mixture that is to be fitted, and the description of its experts."""
-        parts = load_file(self.path() / "expert_masses.safetensors")
-        return ExpertMasses(**parts), self.read("expert_masses.json")
+        masses = load_file(self.path() / "expert_masses.safetensors")
+        return ExpertMasses(**masses), self.read("expert_masses.json")
 
     def rows(self) -> Sequence[MixtureSpec | FittedMixtureSpec]:
         results = self.tuned()["rows"]
@@ -191,17 +188,17 @@ def sample_queries(folder: Path) -> Float[Tensor, "n d"]:
     return queries[:: max(1, len(queries) // SAMPLE)][:SAMPLE]
 
 
-def loss_on_valid(graph: Any) -> RunOutcome:
-    """Return the loss of the experiment's own row on valid, which a search minimises."""
-    return RunOutcome(graph.tune.tuned()["rows"][-1]["loss"])
-
-
-TUNE = Stage("tune", lambda graph: graph.tune.build_order(), report=loss_on_valid)
+TUNE = Stage(
+    "tune",
+    lambda graph: graph.tune.build_order(),
+    # A search minimises the loss of the experiment's own row.
+    report=lambda graph: RunOutcome(graph.tune.tuned()["rows"][-1]["loss"]),
+)
 
 
 @dataclass(frozen=True)
 class MixtureSettings:
-    """The section ``mixture`` as far as it decides what is fitted to given masses."""
+    """The section ``mixture`` as far as it decides the fit to given masses."""
 
     model: dict[str, Any]
     folds: int
@@ -301,21 +298,3 @@ def read_mixture(file: Path, experts: dict[str, int], row: FittedMixtureSpec, mi
             f"{stored['history']}: use the same settings here, or fit it anew"
         )
     return state
-
-
-def score_tokens(mixture: Mixture, masses: ExpertMasses) -> Float[Tensor, " n"]:
-    """Return log P of each token under a fitted mixture."""
-    history = History(mixture.decays).text_features(masses)
-    with torch.no_grad():
-        return log_mixture(mixture.log_weights(masses.total, history), masses.log_probability)
-
-
-def sum_by_document(document: Int[Tensor, " n"], loss: Float[Tensor, " n"]) -> LossSums:
-    """Return the losses summed by document and part."""
-    sums, start = LossSums(), 0
-    for number, size in zip(*(part.tolist() for part in document.unique_consecutive(return_counts=True)), strict=True):
-        for part, first in enumerate(range(start, start + size, PART_TOKENS)):
-            part_loss = loss[first : min(first + PART_TOKENS, start + size)]
-            sums.put((number, part), part_loss.double().sum()[None, None], len(part_loss))
-        start += size
-    return sums

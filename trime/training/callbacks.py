@@ -184,7 +184,7 @@ class History(pl.Callback):
         self.processor_clock = processor_now
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Drop the rows of updates that a resumed run repeats; add a column for each of the backbone's metrics."""
+        """Drop the rows of updates that a resumed run repeats; add the columns of the backbone's metrics."""
         self.columns = [*COLUMNS, *(f"train/{name}" for name in pl_module.network.training_metrics())]  # type: ignore[union-attr, operator]
         self.clock = self.marked = time.perf_counter()
         self.processor_clock = processor_seconds()

@@ -1,4 +1,4 @@
-"""The devices of a run, the precision in which models compute on them, and a process of the training for each of them.
+"""The devices of a run, the precision in which models compute on them, and their processes in a training.
 
 On several machines the same command runs on each, with NODE_RANK, MASTER_ADDR and MASTER_PORT and one shared disk.
 """
@@ -96,7 +96,7 @@ class Hardware:
 def training_products(device: torch.device, precision: str) -> Iterator[None]:
     """Let a CUDA device multiply float32 matrices as TF32 (10 bits) in a training in bfloat16 (7 bits) or half precision."""
     before = torch.get_float32_matmul_precision()
-    # What such a training computes in float32 comes from products that were rounded to fewer bits than TF32 has.
+    # Such a training computes in float32 from products that were rounded to fewer bits than TF32 has.
     if device.type == "cuda" and precision.startswith(("bf16", "16")) and before == "highest":
         torch.set_float32_matmul_precision("high")
     try:

@@ -11,7 +11,7 @@ import torch
 
 
 class GroupOptimizer(torch.optim.Optimizer):
-    """An optimiser whose update of a parameter depends on that parameter, its state and its group alone."""
+    """An optimiser whose update of a parameter depends only on that parameter, its state and its group."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -72,7 +72,7 @@ def with_schedule(optimizer: torch.optim.Optimizer, schedule: Callable[[int], fl
 
 def check_scheduler_state(checkpoint: dict[str, Any]) -> None:
     """Raise UserError at a checkpoint of a training without scheduler: it would start at the first learning rate again."""
-    if checkpoint.get("lr_schedulers") == []:  # absent from checkpoints of weights alone
+    if checkpoint.get("lr_schedulers") == []:  # absent from checkpoints that hold only weights
         raise UserError(
             "the checkpoint to resume from was saved by an older version, without its learning rate: "
             "delete the folder checkpoints/ that holds it, and train anew"

@@ -161,7 +161,7 @@ def run_training(stage: str, trainer: pl.Trainer, task: pl.LightningModule, data
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress Lightning's advertisements and hints, but not what was asked for: profiles and summaries."""
+    """Suppress Lightning's advertisements and hints, but not profiles and summaries, which are asked for."""
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for name in ("pytorch_lightning.profilers", "pytorch_lightning.callbacks.model_summary"):

@@ -8,9 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import plain
-from trime.common.parts import build
 from trime.config.schema import STAGES
 from trime.data.batching.published import Budget
 from trime.data.corpus import Corpus, Split
@@ -25,7 +25,7 @@ from trime.scoring.mixture_spec import FittedMixtureSpec
 from trime.scoring.rows import traits_of
 from trime.stages.encode import Encode, Portion, TextWindows
 from trime.stages.graph import Graph
-from trime.stages.memories import Memories
+from trime.stages.memories import Memories, Sources
 from trime.stages.model_io import ModelSettings
 from trime.stages.pack import Pack
 from trime.stages.prepare import VocabularySettings
@@ -135,7 +135,7 @@ class TranslationGraph(Graph):
 
     def training_task(self) -> TranslationTraining:
         translation = self.config.translation
-        # While it trains, the model translates alone: there is no external memory to weight.
+        # While it trains, the model translates without memory: there is no external memory to weight.
         by_bleu = self.config.train.keep == "best" and translation.best_by == "bleu"
         return TranslationTraining.of(
             self.config,
@@ -155,9 +155,10 @@ class TranslationGraph(Graph):
         """The results on the test split."""
         return EvaluateTranslations(self.losses, self.translate(self.test, self.tune), self.lab)
 
-    @property
-    def largest_k(self) -> int:
-        return max(self.config.translation.k)
+    @cached_property
+    def sources(self) -> Sources:
+        """The artefacts that this run can make for memories; an index is searched with every K that is tried."""
+        return Sources(self.config, self.text_of, self.store_of, self.lab, max(self.config.translation.k))
 
     def check_windows(self) -> None:
         """Raise UserError if a sentence has more pieces than the model's positions."""

@@ -21,7 +21,7 @@ ROWS = 512  # queries whose similarities are in memory at a time
 class NearestInBatch(InBatch):
     """The ``k`` most similar contexts of the batch under a visibility (None: all), at a training temperature.
 
-    Gradient reaches the selected contexts alone. ValueError unless ``k`` and ``temperature`` are positive.
+    Gradient reaches only the selected contexts. ValueError unless ``k`` and ``temperature`` are positive.
     """
 
     def __init__(self, visibility: Visibility, k: int | None, temperature: float = 1.0, metric: Metric = "ip"):
@@ -53,7 +53,7 @@ class NearestInBatch(InBatch):
         score = similarity(query, memory, self.metric).masked_fill(hidden, -math.inf)
         score, index = score.topk(min(self.k or len(memory), len(memory)), dim=1)
         scaled = score / (divisor * self.temperature)[:, None, None]
-        # Gradient reaches the selected contexts alone: top-k passes it to what it took.
+        # Gradient reaches only the selected contexts: top-k passes it to them.
         other = token[index] != target[:, None]
         return safe_logsumexp(scaled.masked_fill(other, -math.inf)), safe_logsumexp(scaled)
 

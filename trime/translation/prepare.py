@@ -8,9 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from trime.common.components import build
 from trime.common.identity import Free
 from trime.common.io import write_json
-from trime.common.parts import build
 from trime.data.corpus import build_corpus, symbol_counts
 from trime.data.datasets import Dataset
 from trime.data.tokenizers import Tokenizer

@@ -11,9 +11,10 @@ from typing import Any
 from trime.common.identity import Free
 from trime.common.io import write_json
 from trime.data.corpus import evenly_spaced
+from trime.decoding.explanation import annotate, describe_step
 from trime.lab.artefact import Artefact, Lab
 from trime.stages.memories import StoredMemory
-from trime.stages.samples import StoredText, annotate, describe_step, draw_all
+from trime.stages.samples import StoredText, draw_all
 from trime.translation.beam import Translator
 from trime.translation.pairs.corpus import ParallelCorpus
 from trime.translation.translate import Translate

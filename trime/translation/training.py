@@ -12,10 +12,10 @@ import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 
-from trime.common.parts import build
+from trime.common.components import build
 from trime.common.types import Batch, Tensor
 from trime.data.corpus import Corpus
-from trime.models.network import Network, build_network
+from trime.models.network import Network
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.fit import LanguageModelTraining
 from trime.stages.model_io import write_description
@@ -41,27 +41,24 @@ class TranslationTraining(LanguageModelTraining):
     def best_weights(self, folder: Path) -> BestWeights:
         return BestWeights(folder, "valid/bleu", highest=True) if self.best_by else super().best_weights(folder)
 
-    def network(self, corpus: Corpus) -> Network:
-        return build_network(self.parts(corpus), len(corpus.vocabulary))
-
-    def parts(self, corpus: Corpus) -> dict[str, Any]:
+    def components(self, corpus: Corpus) -> dict[str, Any]:
         """Return the description of the model, with a table for the source language if it has its own dictionary."""
         assert isinstance(corpus, ParallelCorpus)
-        model = self.model.parts()
+        model = super().components(corpus)
         if not self.joined_dictionary:
             model["backbone"]["source_vocabulary"] = len(corpus.sources.vocabulary)
         return model
 
     def describe(self, folder: Path, corpus: Corpus, trained: dict[str, Any]) -> None:
         assert isinstance(corpus, ParallelCorpus)
-        write_description(folder, self.parts(corpus), corpus.vocabulary, trained, source=corpus.sources.vocabulary)
+        write_description(folder, self.components(corpus), corpus.vocabulary, trained, source=corpus.sources.vocabulary)
 
     def data(self, corpus: Corpus, neighbours: np.ndarray | None, is_stateful: bool) -> PairDataModule:
         batching = build(self.batching, "batching")
         return PairDataModule(None, corpus.folder, batching, validate_tokens=self.validate_tokens, neighbours=neighbours)
 
     def module(self, network: Network) -> TranslationModule:
-        return TranslationModule(network, *self.module_parts(), smoothing=self.smoothing)
+        return TranslationModule(network, *self.module_arguments(), smoothing=self.smoothing)
 
 
 class BleuValidation(pl.Callback):

@@ -99,7 +99,7 @@ class Translate(ShardedArtefact):
             texts = [text for content in contents for text in content["texts"]]
             lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts)
             write_atomically(folder / f"row-{number}.jsonl", lines)
-            # Of this row alone: its batches are timed apart from those of other rows.
+            # Of just this row: its batches are timed apart from those of other rows.
             rate = round(len(texts) / usage.seconds, 1)
             results.append(score_translations(texts, references) | {"sentences_per_second": rate})
         write_json(folder / "bleu.json", {"rows": results})
@@ -108,7 +108,7 @@ class Translate(ShardedArtefact):
         """Return the translator of the split by a row of the table, with the settings tuned for it."""
         row = self.tune.rows()[number]
         memories = self.tune.for_row(number).memories.open_all(self.encoded.summary(), [], row.memories)
-        # The search asks one memory at every step: a row of a translation has no other.
+        # The search asks one memory at every step: a row of a translation has no second one.
         nearest = next((memory.nearest for memory in memories.values()), None)
         return Translator(self.network, row, nearest, self.corpus, self.search)
 
@@ -198,9 +198,6 @@ class TuneByBleu(TunedRows):
             if len(by_k) > 2 and best in (min(by_k), max(by_k)):
                 log.warning(f"tune: {row['memories']}: K={best} is at the edge of the grid: widen translation.k")
         write_json(folder / "tuned.json", content)
-
-    def tuned(self) -> dict[str, Any]:
-        return self.read("tuned.json")
 
     def for_row(self, row: int) -> TunedRows:
         """Return the pass at the row's best K."""

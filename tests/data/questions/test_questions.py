@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trime.data.questions.base import Example, contains_answer, exact_match, normalized
+from trime.data.questions.base import Example, contains_answer, exact_match, normalize
 from trime.data.questions.passkey import Passkey
 from trime.data.questions.rooms import Rooms
 from trime.data.questions.triviaqa import TriviaQA, from_hub
@@ -130,7 +130,7 @@ def test_the_hubs_rows() -> None:
 )
 def test_normalized(answer: str, expected: str) -> None:
     """Answers are lower-cased and lose marks and articles, as in the official evaluation."""
-    assert normalized(answer) == expected
+    assert normalize(answer) == expected
 
 
 @pytest.fixture()

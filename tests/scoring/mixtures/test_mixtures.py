@@ -15,9 +15,17 @@ from trime.errors import UserError
 from trime.lab.runner import run
 from trime.scoring.mixtures.adaptive import LEARNED, Adaptive, constant_log_weights
 from trime.scoring.mixtures.calibrated import Calibrated
-from trime.scoring.mixtures.experts import HISTORY_DEFAULT, HISTORY_FLOOR, ExpertMasses, History, Mixture, folds, log_mixture
+from trime.scoring.mixtures.experts import (
+    HISTORY_DEFAULT,
+    HISTORY_FLOOR,
+    ExpertMasses,
+    History,
+    Mixture,
+    folds,
+    log_mixture,
+    score_tokens,
+)
 from trime.stages.graph import Graph
-from trime.stages.tune import score_tokens
 
 Tiny = Callable[..., DictConfig]
 KINDS = [lambda: Adaptive([0.5, 1.0], hidden=8), lambda: Calibrated([0.5, 1.0]), lambda: Adaptive([0.5, 1.0], history=[])]

@@ -16,7 +16,7 @@ from trime.stages.index import open_search
 from trime.token_memory.search import faiss_index
 from trime.token_memory.search.datastore import Datastore, Keys, KNNMemory, retrieved_mass
 from trime.token_memory.search.faiss_index import FaissBuilder, FaissSearch
-from trime.token_memory.search.index import build_parts, builder_of, complete_factory, split_cells, split_into_parts
+from trime.token_memory.search.index import build_slices, builder_of, complete_factory, split_cells, split_entries
 from trime.token_memory.search.ivf import Cells, IVFSearch
 from trime.token_memory.search.search import Blocks, CachedSearch, ExactSearch, merge_results, normalized_blocks, recall_of
 from trime.token_memory.search.streaming_topk import StreamingTopK
@@ -220,17 +220,17 @@ def test_rescoring_reads_the_keys_of_some_queries_at_a_time(tmp_path: Path, monk
 def test_a_killed_part_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Complete parts are reused; the bytes are those of an unbroken build."""
     store, fill = stored(tmp_path), FaissBuilder.fill
-    parts = split_into_parts(store, 3, folder_of(tmp_path / "killed"), "IVF16_SQ8", "ip")
+    parts = split_entries(store, 3, folder_of(tmp_path / "killed"), "IVF16_SQ8", "ip")
 
     def killed_at_the_last(builder: FaissBuilder, keys: Keys, *arguments: Any) -> None:
         fill(builder, keys, *arguments) if keys.first < 2000 else broken().throw(SystemExit)
 
     monkeypatch.setattr(FaissBuilder, "fill", killed_at_the_last)
     with pytest.raises(SystemExit):
-        build_parts(parts, tmp_path / "killed", Mock())
+        build_slices(parts, tmp_path / "killed", Mock())
     monkeypatch.setattr(FaissBuilder, "fill", fill)
     modified = (parts[0].folder / "index.faiss").stat().st_mtime_ns
-    build_parts(parts, tmp_path / "killed", bar := Mock())
+    build_slices(parts, tmp_path / "killed", bar := Mock())
     assert (parts[0].folder / "index.faiss").stat().st_mtime_ns == modified
     assert sum(call.args[0] for call in bar.update.call_args_list) == len(KEYS)
     for ours, theirs in zip(parts, built(store, 3, "IVF16_SQ8", "ip"), strict=True):

@@ -64,8 +64,8 @@ class Consecutive:
             runs += [r for r in (document[:first].tolist(), *chunks(document[first:].tolist(), self.run)) if r]
         # Short runs come last: only after them, or with a size that is no multiple of a run, does a run cross batches.
         full, short = ([r for r in runs if (len(r) == self.run) == is_full] for is_full in (True, False))
-        order = [segment for run in (*shuffled(full, random), *shuffled(short, random)) for segment in run]
-        return shuffled(chunks(order, self.size), random)
+        order = [segment for run in (*shuffle(full, random), *shuffle(short, random)) for segment in run]
+        return shuffle(chunks(order, self.size), random)
 
 
 class BM25:
@@ -84,7 +84,7 @@ class BM25:
     def plan(self, segments: Segments, epoch: int, neighbours: np.ndarray | None) -> list[list[int]]:
         random, lists = generator(self.seed, epoch), neighbour_lists(neighbours, len(segments), self.string_ids)
         order = greedy_chain(lists, random.permutation(len(lists)).tolist())
-        return shuffled(chunks(order, self.size), random)
+        return shuffle(chunks(order, self.size), random)
 
 
 class Alternating:
@@ -102,7 +102,7 @@ class Alternating:
         consecutive = self.consecutive.plan(segments, epoch)
         half = (len(consecutive) + 1) // 2
         others = np.array([number for batch in consecutive[half:] for number in batch], dtype=int)
-        chained = shuffled(chunks(greedy_chain(lists, random.permutation(others).tolist()), self.size), random)
+        chained = shuffle(chunks(greedy_chain(lists, random.permutation(others).tolist()), self.size), random)
         alternating = chain.from_iterable(zip_longest(consecutive[:half], chained))
         return [batch for batch in alternating if batch is not None]
 
@@ -171,7 +171,7 @@ def chunks(order: list[T], size: int) -> list[list[T]]:
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def shuffled(batches: list[list[int]], random: np.random.Generator) -> list[list[int]]:
+def shuffle(batches: list[list[int]], random: np.random.Generator) -> list[list[int]]:
     return [batches[i] for i in random.permutation(len(batches))]
 
 

@@ -7,7 +7,7 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from trime.data.batching.policies import check_size, chunks, generator, greedy_chain, neighbour_lists, shuffled
+from trime.data.batching.policies import check_size, chunks, generator, greedy_chain, neighbour_lists, shuffle
 from trime.data.segments import Segments
 
 ORDERS = ("shuffled", "kept", "bm25")
@@ -57,9 +57,9 @@ class Budget:
             order = greedy_chain(neighbour_lists(neighbours, len(segments)), order)
         batches = fill_batches(order, segments.length, self.tokens, self.size, self.padding, self.multiple)
         if self.k is None:
-            batches = shuffled(batches, random)
+            batches = shuffle(batches, random)
         merged = [list(chain.from_iterable(group)) for group in chunks(batches, self.processes)]
-        return merged if self.k is None else shuffled(merged, random)
+        return merged if self.k is None else shuffle(merged, random)
 
 
 class Published:

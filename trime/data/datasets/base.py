@@ -20,7 +20,7 @@ from trime.data.tokenizers import Tokenizer
 from trime.errors import UserError
 
 SPLITS = ("train", "valid", "test")
-COPIES = ("say", "drop")  # what to do about near copies
+COPIES = ("say", "drop")  # ways to treat near copies
 # In this order, because the mark of UTF-32 (little-endian) begins with that of UTF-16.
 WIDE = {BOM_UTF32_LE: "utf-32", BOM_UTF32_BE: "utf-32", BOM_UTF16_LE: "utf-16", BOM_UTF16_BE: "utf-16"}
 
@@ -139,7 +139,7 @@ class Dataset(ABC):
 
 
 def printable(name: str) -> str:
-    """Return a file's name with what is not UTF-8 in it replaced."""
+    """Return a file's name in which bytes that are not UTF-8 are replaced."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 

@@ -21,7 +21,7 @@ def copied_shares_in_order(texts: Iterable[bytes]) -> list[float]:
     one run.
     """
     runs = [run_hashes(text) for text in texts]
-    # Only hashes of several texts can be found again: the set that grows with the texts holds no others.
+    # Only hashes of several texts can be found again: the set that grows with the texts holds only these.
     hashes, counts = np.unique(np.concatenate([np.zeros(0, np.uint64), *map(np.unique, runs)]), return_counts=True)
     repeated, known, shares = hashes[counts > 1], set[int](), list[float]()
     for of_text in runs:

@@ -123,10 +123,10 @@ def read_file(file: Path, field: str) -> Iterator[Text] | None:
     if file.name in DESCRIPTIONS and any(file.parent.rglob("*.arrow")):
         return None
     while packing(content):
-        inner, content = inner.rpartition(".")[0], unpacked(content, file)
+        inner, content = inner.rpartition(".")[0], unpack_content(content, file)
     if content.startswith((PARQUET, *ARROW)):
         return read_table(file, name, content, field)
-    text = decoded(content)
+    text = decode_text(content)
     if text is None:
         return None
     if inner.endswith(RECORDS):
@@ -134,7 +134,7 @@ def read_file(file: Path, field: str) -> Iterator[Text] | None:
     return iter([Text(name, text)])
 
 
-def unpacked(content: bytes, file: Path) -> bytes:
+def unpack_content(content: bytes, file: Path) -> bytes:
     """Return the content of compressed data; UserError where it is damaged, or without the package that reads it."""
     unpack: dict[str, Callable[[bytes], bytes]]
     unpack = {"gzip": gzip.decompress, "bzip2": bz2.decompress, "xz": lzma.decompress, "zstandard": partial(unzstd, file)}
@@ -146,7 +146,7 @@ def unpacked(content: bytes, file: Path) -> bytes:
 
 def unzstd(file: Path, content: bytes) -> bytes:
     """Return the content of zstandard's frames; ValueError where the last is not whole."""
-    zstandard, parts = required("zstandard", file), []
+    zstandard, parts = import_optional("zstandard", file), []
     while content:
         frame = zstandard.ZstdDecompressor().decompressobj()
         try:
@@ -159,7 +159,7 @@ def unzstd(file: Path, content: bytes) -> bytes:
     return b"".join(parts)
 
 
-def decoded(content: bytes) -> str | None:
+def decode_text(content: bytes) -> str | None:
     """Return content as text: in UTF-8, or in the encoding of its byte order mark; None if it is neither."""
     try:
         text = content.decode(wide_encoding(content) or "utf-8-sig")
@@ -181,10 +181,10 @@ def read_records(file: Path, name: str, text: str, field: str) -> Iterator[Text]
 
 def read_table(file: Path, name: str, content: bytes, field: str) -> Iterator[Text]:
     """Yield a document for each row of a Parquet or Arrow file."""
-    arrow = required("pyarrow", file)
+    arrow = import_optional("pyarrow", file)
     try:
         if content.startswith(PARQUET):
-            table = required("pyarrow.parquet", file).read_table(io.BytesIO(content))
+            table = import_optional("pyarrow.parquet", file).read_table(io.BytesIO(content))
         else:
             opened = arrow.ipc.open_file if content.startswith(ARROW[0]) else arrow.ipc.open_stream
             table = opened(io.BytesIO(content)).read_all()
@@ -206,12 +206,12 @@ def text_of(record: Any, field: str, where: str) -> str:
 
 
 def whole_characters(text: str) -> str:
-    """Return a text with U+FFFD in place of what is no character: half of a pair of JSON's escapes."""
+    """Return a text with U+FFFD in place of half a pair of JSON's escapes, which is no character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def one_line_end(text: str) -> str:
-    """Return a text whose lines end at a newline alone, and without a byte order mark."""
+    """Return a text whose lines end only at a newline, and without a byte order mark."""
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
@@ -224,7 +224,7 @@ def is_text_memory(folder: Path) -> bool:
     return isinstance(content, dict) and {"identity", "segments"} <= content.keys()
 
 
-def required(module: str, file: Path) -> Any:
+def import_optional(module: str, file: Path) -> Any:
     """Import a module of an optional package; UserError if it is not installed."""
     package = module.partition(".")[0]
     if not find_spec(package):
@@ -240,7 +240,7 @@ def holds_text(file: Path, field: str) -> bool:
 
 
 def not_text(files: list[Path]) -> Counter[str]:
-    """Return the count of files that are not text, with their names and what may be wrong with them."""
+    """Return the count of files that are not text, with their names and a remedy."""
     if not files:
         return Counter()
     names = ", ".join(printable(file.name) for file in files[:NAMED]) + (", …" if len(files) > NAMED else "")
@@ -269,7 +269,7 @@ class Name(NamedTuple):
     word: str  # as it is written
     is_plain: bool  # nothing but a split's name
     prefix: str | None
-    rest: str  # what follows the split, without the number of a part
+    rest: str  # the end of the name, after the split and without the number of a part
     part: int | None
     parts: int | None  # how many files the split has, if the name of each tells
 

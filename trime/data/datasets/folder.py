@@ -35,7 +35,7 @@ from trime.errors import UserError
 RECORDS = (".json", ".jsonl")  # their text is one field among others: advised only where there is nothing else
 BESIDE = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|dataset_?(card|infos?))\b.*", re.I
-)  # what may lie beside folders of splits
+)  # files that may lie beside folders of splits
 WORD = re.compile(rb"(?<=\s)\S")
 CHARACTER = re.compile(rb"(?<!^)[^\x80-\xbf\s]")  # the first byte of one in UTF-8
 SHORT = 10_000  # bytes of a text that is cut between its lines, however unequal they are
@@ -50,7 +50,7 @@ class Cut(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The files of each split, how they were chosen (in words), what was left out, and whether every file is in all splits."""
+    """The files of each split, their choice in words, counts of files left out, and whether every file is in all splits."""
 
     files: dict[str, list[Path]]
     choice: str

@@ -48,7 +48,7 @@ def prompt(example: Example, order: str = "first") -> str:
     return "".join(prompt_parts(example, order))
 
 
-def normalized(answer: str) -> str:
+def normalize(answer: str) -> str:
     """Normalize an answer as TriviaQA's official evaluation: lower case, no articles and marks, single spaces."""
     spaced = "".join(" " if mark in MARKS else mark for mark in answer.replace("_", " ").lower())
     return " ".join(ARTICLES.sub(" ", spaced).split())
@@ -56,10 +56,10 @@ def normalized(answer: str) -> str:
 
 def exact_match(answer: str, example: Example) -> bool:
     """Return True if an answer is one of the accepted ones after normalization."""
-    return normalized(answer) in {normalized(accepted) for accepted in example.answers}
+    return normalize(answer) in {normalize(accepted) for accepted in example.answers}
 
 
 def contains_answer(answer: str, example: Example) -> bool:
     """Return True if an answer contains an accepted one after normalization, as whole words."""
-    words = f" {normalized(answer)} "
-    return any(f" {normalized(accepted)} " in words for accepted in example.answers)
+    words = f" {normalize(answer)} "
+    return any(f" {normalize(accepted)} " in words for accepted in example.answers)

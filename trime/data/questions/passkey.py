@@ -19,7 +19,7 @@ COUNTS = {"train": 1000, "valid": 100, "test": 100}
 class Passkey:
     """``count`` questions about texts of ``min_words`` to ``words`` words (None: exactly ``words``) that hold ``keys`` numbers.
 
-    Numbers have five digits. One is asked for, by a name if there are several; it stands at ``depth``, from 0 to 1 (None:
+    Numbers have five digits. One is asked for, by a name if there are several; it lies at ``depth``, from 0 to 1 (None:
     drawn anew for each text). ``ask="all"``: a text has a question for each number; ``depth`` is that of the first, and
     without it the numbers are spread over the text. ``background`` is a folder of text, in the form of a folder dataset;
     None: the text of Python's help.

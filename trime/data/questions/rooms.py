@@ -1,4 +1,4 @@
-"""Questions about who is where: facts scattered over a long text, one of which answers; and passages to hide facts in."""
+"""Questions about who is where: facts scattered over a long text, where one fact answers; and passages to hide facts in."""
 
 from __future__ import annotations
 

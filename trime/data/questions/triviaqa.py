@@ -22,7 +22,7 @@ from trime.errors import UserError
 log = logging.getLogger(__name__)
 
 FILES = {"train": "unfiltered-web-train.json", "valid": "unfiltered-web-dev.json"}
-KINDS = {"EntityPages": "wikipedia", "SearchResults": "web"}  # of evidence, and the folder of each
+KINDS = {"EntityPages": "wikipedia", "SearchResults": "web"}  # of evidence, with their folders
 ALIASES = ("Aliases", "NormalizedAliases", "HumanAnswers")
 
 

@@ -1,7 +1,7 @@
 """Transformer-XL (Dai et al. 2019): relative positions, and in every layer a cache of the previous segments' hidden states.
 
 The cache is a bounded memory: with first-in-first-out eviction it is the published one, with another policy it keeps the
-states that attention asks for. Deviation: norms stand before the blocks, as in all backbones of this package.
+states that attention asks for. Deviation: norms come before the blocks, as in all backbones of this package.
 """
 
 from __future__ import annotations

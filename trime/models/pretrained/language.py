@@ -100,7 +100,7 @@ class PretrainedState(NamedTuple):
 
 
 class PretrainedBackbone(nn.Module):
-    """Encodes tokens as (f, g). ``memory``: each layer keeps ``size`` entries by ``policy``; 0: windows are encoded alone.
+    """Encodes tokens as (f, g). ``memory``: each layer keeps ``size`` entries by ``policy``; 0: no memory.
 
     ``size`` and ``top_k`` may be lists, with a value for each layer; ``chunk``: tokens read at a time. ``per_head``: each
     head of keys evicts for itself.

@@ -12,7 +12,7 @@ from trime.common.pretrained import check_version, load_error
 from trime.errors import UserError
 
 UNKNOWN, PADDING, END = "<unk>", "<pad>", "</s>"
-MESSAGE = "xyzzy"  # stands for the text of a prompt in a chat template
+MESSAGE = "xyzzy"  # the place of a prompt's text in a chat template
 
 
 def load_tokenizer(name: str) -> Any:

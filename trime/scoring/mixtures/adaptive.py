@@ -39,7 +39,7 @@ class Adaptive(Mixture):
 
     Each network is trained without its own fold, on which it is scored, and without the next fold, on which it is stopped,
     starting from the constant weights that are best on the rest. UserError for settings out of range.
-    ``least_deviation``: of a feature, in nats; what varies less is not scaled up to deviation 1.
+    ``least_deviation``: of a feature, in nats; one that varies less is not scaled up to deviation 1.
     """
 
     def __init__(

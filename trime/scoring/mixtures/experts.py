@@ -1,7 +1,7 @@
 """Mixtures of softmaxes: P(w) = Σ_e π_e(c) P_e(w), over the vocabulary's softmax and the experts of every memory.
 
 An expert is a memory's own softmax at one temperature, or the continuations of one n-gram order. Mixtures differ in their
-weights π, which depend only on what is known before the target: each expert's mass, and how well it predicted earlier tokens.
+weights π, which depend only on facts known before the target: each expert's mass, and how well it predicted earlier tokens.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def concat_masses(several: list[ExpertMasses]) -> ExpertMasses:
 class History:
     """Each expert's record on the document's earlier tokens: a decaying mean of log-probability for each of ``decays``.
 
-    With decay 0 it is the log-probability of the last token alone.
+    With decay 0 it is the log-probability of only the last token.
     """
 
     decays: tuple[float, ...]
@@ -159,6 +159,13 @@ class Mixture(ABC):
 def log_mixture(log_weights: Float[Tensor, "*k n e"], log_probability: Float[Tensor, "n e"]) -> Float[Tensor, "*k n"]:
     """Return log Σ_e π_e P_e."""
     return torch.logsumexp(log_weights + log_probability, -1)
+
+
+def score_tokens(mixture: Mixture, masses: ExpertMasses) -> Float[Tensor, " n"]:
+    """Return log P of each token under a fitted mixture."""
+    history = History(mixture.decays).text_features(masses)
+    with torch.no_grad():
+        return log_mixture(mixture.log_weights(masses.total, history), masses.log_probability)
 
 
 def folds(document: Int[Tensor, " n"], count: int, seed: int) -> Int[Tensor, " n"]:

@@ -1,1 +1,1 @@
-"""Nearest-neighbour search in a datastore: exact, inverted files, FAISS, and parts on one or several machines."""
+"""Nearest-neighbour search in a datastore: exact, inverted files, FAISS, and slices on one or several machines."""

@@ -34,7 +34,7 @@ class Shards:
     def __init__(self, folder: Path):
         self.paths = sorted(folder.glob("[0-9]*.safetensors"))
         if not self.paths:
-            raise UserError(f"{folder} holds no shards: delete it and run stages encode and datastore")
+            raise UserError(f"{folder} holds no shards: delete it and run stages encode and index")
         for number, path in enumerate(self.paths):
             if path.stem != f"{number:05d}":
                 raise UserError(

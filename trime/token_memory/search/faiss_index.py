@@ -42,7 +42,7 @@ class FaissSearch:
         try:
             self.index = faiss.read_index(str(file))
         except RuntimeError:
-            raise UserError(f"{file} is truncated or not a FAISS index: delete its folder and run stage datastore") from None
+            raise UserError(f"{file} is truncated or not a FAISS index: delete its folder and run stage index") from None
         self.metric = metric
         self.kind = "exact" if isinstance(self.index, faiss.IndexFlat) else "approximate"
         inverted = faiss.try_extract_index_ivf(self.index)  # behind a PCA too
@@ -62,7 +62,7 @@ class FaissSearch:
 
 
 class FaissBuilder:
-    """An index of FAISS by its factory string, in which an underscore stands for a comma."""
+    """An index of FAISS by its factory string, with underscores for commas."""
 
     def __init__(self, factory: str):
         self.factory = factory

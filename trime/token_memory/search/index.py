@@ -1,8 +1,8 @@
-"""Indices over a datastore: the builders that ``index.factory`` names, and the parts that several workers search.
+"""Indices over a datastore: the builders that ``index.factory`` names, and the slices that several workers search.
 
-Keys sorted by cell are one index, and a part is some of its cells. Any other index is built once for each part's keys, with
-shared centroids and codes. Every part searches the cells that a single index would search, so that any number of parts finds
-the same entries.
+Keys sorted by cell are one index, and a slice is some of its cells. Any other index is built once for each slice's keys, with
+shared centroids and codes. Every slice searches the cells that a single index would search, so that any number of slices
+finds the same entries. The setting ``index.parts`` is their number.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class IndexBuilder(Protocol):
         ...
 
     def train(self, keys: Keys, metric: str, folder: Path) -> Path:
-        """Write what all parts share to a file ``learned.…`` of the folder, unless it is there; return its path."""
+        """Write the quantisers that all slices share to a file ``learned.…``, unless it is there; return its path."""
         ...
 
     def fill(self, keys: Keys, metric: str, trained: Path, folder: Path, bar: Any) -> None:
-        """Index a part's keys in its folder, and advance the progress bar by their number; a killed run resumes."""
+        """Index a slice's keys in its folder, and advance the progress bar by their number; a killed run resumes."""
         ...
 
     def open(self, folder: Path, metric: str, nprobe: int, device: str) -> Search:
-        """Return the search over a filled part; a larger ``nprobe`` (index.nprobe) compares more keys."""
+        """Return the search over a filled slice; a larger ``nprobe`` (index.nprobe) compares more keys."""
         ...
 
 
@@ -64,11 +64,11 @@ def builder_of(factory: str) -> IndexBuilder:
 
 
 def divides_by_cells(factory: str | None) -> bool:
-    """Return whether the parts of a search are cells of one index, rather than indices of some keys each."""
+    """Return whether the slices of a search are cells of one index, rather than indices of some keys each."""
     return factory is not None and isinstance(builder_of(factory), IVFBuilder)
 
 
-class IndexPart(NamedTuple):
+class IndexSlice(NamedTuple):
     """Entries ``first`` to ``last`` of a store, and the folder of their index; without a factory every key is compared.
 
     ``by_cells``: ``first`` and ``last`` number cells of the index in ``folder`` instead.
@@ -83,7 +83,7 @@ class IndexPart(NamedTuple):
     by_cells: bool = False
 
     def search(self, nprobe: int, device: str = "cpu") -> Search:
-        """Open the search over this part."""
+        """Open the search over this slice."""
         if self.by_cells:
             return IVFSearch(self.folder, self.metric, nprobe, (self.first, self.last))
         if not self.factory:
@@ -91,42 +91,42 @@ class IndexPart(NamedTuple):
         return builder_of(self.factory).open(self.folder, self.metric, nprobe, device)
 
 
-def split_into_parts(store: Path, count: int, folder: Path, factory: str | None, metric: str) -> list[IndexPart]:
-    """Return ``count`` parts with as many entries each; a single part has its index in ``folder`` itself."""
+def split_entries(store: Path, count: int, folder: Path, factory: str | None, metric: str) -> list[IndexSlice]:
+    """Return ``count`` slices with as many entries each; a single slice has its index in ``folder`` itself."""
     entries = len(Keys(Shards(store)))
     edges = [entries * number // count for number in range(count + 1)]
     folders = [folder] if count == 1 else [folder / f"part-{number:05d}" for number in range(count)]
     ends = zip(edges[:-1], edges[1:], folders, strict=True)
-    return [IndexPart(store, first, last, part, factory, metric) for first, last, part in ends]
+    return [IndexSlice(store, first, last, place, factory, metric) for first, last, place in ends]
 
 
-def split_cells(whole: IndexPart, count: int) -> list[IndexPart]:
-    """Return ``count`` parts of an index by cells, each with about as many entries; there may be fewer than ``count`` cells."""
+def split_cells(whole: IndexSlice, count: int) -> list[IndexSlice]:
+    """Return ``count`` slices of an index by cells, each with about as many entries; fewer if there are fewer cells."""
     start = Cells(whole.folder, whole.metric, 1).start
     wanted = [start[-1] * number // count for number in range(count + 1)]
     edges = np.unique(np.searchsorted(start, wanted)).tolist()
     return [whole._replace(first=first, last=last, by_cells=True) for first, last in pairwise(edges)]
 
 
-def build_parts(parts: list[IndexPart], folder: Path, bar: Any) -> None:
-    """Build all parts, one after another; ``folder`` keeps what was trained, so that a killed run resumes."""
-    store, factory, metric = parts[0].store, parts[0].factory, parts[0].metric
+def build_slices(slices: list[IndexSlice], folder: Path, bar: Any) -> None:
+    """Build the index of all slices, one after another; ``folder`` keeps the quantisers, so that a killed run resumes."""
+    store, factory, metric = slices[0].store, slices[0].factory, slices[0].metric
     if factory is None:
-        bar.update(parts[-1].last)
+        bar.update(slices[-1].last)
         return
     builder, shards = builder_of(factory), Shards(store)
-    trained = builder.train(Keys(shards), metric, folder)  # on a sample of the whole store, for all parts
-    for part in parts:
-        part.folder.mkdir(exist_ok=True)
-        builder.fill(Keys(shards, part.first, part.last), metric, trained, part.folder, bar)
+    trained = builder.train(Keys(shards), metric, folder)  # on a sample of the whole store, for all slices
+    for one in slices:
+        one.folder.mkdir(exist_ok=True)
+        builder.fill(Keys(shards, one.first, one.last), metric, trained, one.folder, bar)
 
 
-def choose_factory(entries: int, width: int, parts: int = 1) -> str | None:
-    """Return the factory of index=auto: exact if that is fast, cells if a part's keys fit in half the memory, else PQ codes."""
+def choose_factory(entries: int, width: int, slices: int = 1) -> str | None:
+    """Return the factory of index=auto: exact if that is fast, cells if a slice fits in half the memory, else PQ codes."""
     if entries <= EXACT_UP_TO:
         return None
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return complete_factory("Cells" if 2 * width * entries / parts <= memory / 2 else "IVF_PQ", entries, width)
+    return complete_factory("Cells" if 2 * width * entries / slices <= memory / 2 else "IVF_PQ", entries, width)
 
 
 def complete_factory(factory: str | None, entries: int, width: int) -> str | None:
@@ -140,7 +140,7 @@ def complete_factory(factory: str | None, entries: int, width: int) -> str | Non
     # FAISS needs a number of codes that divides the dimensions; at least two dimensions for each.
     codes = next(n for n in (64, 32, 16, 8, 4, 2, 1) if reduced % n == 0 and (n <= reduced // 2 or n == 1))
     defaults = {"Cells": cells, "IVF": cells, "PCA": half, "PCAR": half, "PQ": codes, "OPQ": codes}
-    return "_".join(f"{part}{defaults.get(part, '')}" for part in re.split("[_,]", factory))
+    return "_".join(f"{step}{defaults.get(step, '')}" for step in re.split("[_,]", factory))
 
 
 def cell_count(factory: str) -> int:

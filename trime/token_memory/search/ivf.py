@@ -32,12 +32,12 @@ SAMPLE, STEPS = 64, 10  # training keys per cell; rounds of k-means
 
 @contextmanager
 def opened_cells(folder: Path) -> Iterator[Any]:
-    """Open the description of an index; UserError if it, or what is read meanwhile, is damaged."""
+    """Open the description of an index; UserError if it, or a file that is read meanwhile, is damaged."""
     try:
-        with safe_open(folder / CELLS, "pt") as parts:
-            yield parts
+        with safe_open(folder / CELLS, "pt") as tensors:
+            yield tensors
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{folder} is truncated or not an index ({error}): delete it and run stage datastore") from None
+        raise UserError(f"{folder} is truncated or not an index ({error}): delete it and run stage index") from None
 
 
 class Cells:
@@ -45,8 +45,8 @@ class Cells:
 
     def __init__(self, folder: Path, metric: str, nprobe: int):
         self.metric = metric
-        with opened_cells(folder) as parts:
-            self.centroid, self.start = parts.get_tensor("centroid"), parts.get_tensor("start").numpy()
+        with opened_cells(folder) as tensors:
+            self.centroid, self.start = tensors.get_tensor("centroid"), tensors.get_tensor("start").numpy()
         self.nprobe = min(nprobe, len(self.centroid))
 
     def visited(self, query: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Int[Tensor, "n p"]]:
@@ -57,28 +57,28 @@ class Cells:
 
 
 class IVFSearch:
-    """Search of the ``nprobe`` cells with the nearest centroids, or of those in ``part``; UserError if files are damaged.
+    """Search of the ``nprobe`` cells with the nearest centroids, or of those in ``span``; UserError if files are damaged.
 
-    ``part``: the first cell, and the one after the last.
+    ``span``: the first cell, and the one after the last.
     """
 
     kind = "approximate"
 
-    def __init__(self, folder: Path, metric: str, nprobe: int, part: tuple[int, int] | None = None):
+    def __init__(self, folder: Path, metric: str, nprobe: int, span: tuple[int, int] | None = None):
         self.metric, self.cells = metric, Cells(folder, metric, nprobe)
         self.start = self.cells.start
-        self.part = part or (0, len(self.start) - 1)
-        first, last = (int(self.start[cell]) for cell in self.part)
+        self.span = span or (0, len(self.start) - 1)
+        first, last = (int(self.start[cell]) for cell in self.span)
         if last - first >= 2**31:
             raise UserError(
                 f"{last - first:,} entries in one part of an index, more than 2^31: set index.engine=ray and index.parts"
             )
-        self.slot = self.start - first  # of each cell's first key in this part
-        with opened_cells(folder) as parts:
-            number = parts.get_slice("number")[first:last]
+        self.slot = self.start - first  # of each cell's first key in this span
+        with opened_cells(folder) as tensors:
+            number = tensors.get_slice("number")[first:last]
             self.key = torch.from_numpy(np.load(folder / KEYS, mmap_mode="c"))
         number = number.int() if self.start[-1] < 2**31 else number  # half the memory to read
-        self.number = torch.cat([number, number.new_full((1,), -1)])  # the last one stands for a missing key
+        self.number = torch.cat([number, number.new_full((1,), -1)])  # the last one is that of a missing key
         self.topk, self.flat = StreamingTopK(1, 1), torch.empty(0)
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
@@ -88,13 +88,13 @@ class IVFSearch:
     def nearest_in(
         self, local: Float[Tensor, "n d"], visited: Int[Tensor, "n p"], k: int
     ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Return the nearest keys in the visited cells of this part, for queries as ``Cells.visited`` returns them.
+        """Return the nearest keys in the visited cells of this span, for queries as ``Cells.visited`` returns them.
 
         Numbers have 32 bits where they fit; the nearest come first.
         """
         flat = visited.flatten()
         order = flat.argsort(stable=True)  # pairs of query and cell, sorted by cell
-        low, high = torch.searchsorted(flat[order], torch.tensor(self.part)).tolist()
+        low, high = torch.searchsorted(flat[order], torch.tensor(self.span)).tolist()
         order = order[low:high]
         cell, row = flat[order], order // visited.shape[1]
         if (self.topk.k, len(self.topk.count)) != (k, len(local)):
@@ -113,7 +113,7 @@ class IVFSearch:
 
     def score_pairs(self, query: Tensor, cell: Tensor, row: Tensor) -> None:
         """Compare the queries and cells of some pairs, each cell with all queries that visit it."""
-        numbers, counts = (part.tolist() for part in cell.unique_consecutive(return_counts=True))
+        numbers, counts = (column.tolist() for column in cell.unique_consecutive(return_counts=True))
         blocks, offset, first, done = [], torch.empty_like(cell), 0, 0
         for number, count in zip(numbers, counts, strict=True):
             rows, columns = round_up(count, 8), round_up(int(self.start[number + 1] - self.start[number]), 64)
@@ -207,8 +207,8 @@ def cells_file(folder: Path, number: int) -> Path:
 def nearest_centroid(keys: Float[Tensor, "m d"], centroid: np.ndarray, metric: str) -> np.ndarray:
     """Return the cell of each key."""
     centroids = torch.from_numpy(centroid)
-    parts = keys.split(max(1, SIMILARITIES // len(centroids)))
-    return torch.cat([similarity(part.float(), centroids, metric).argmax(1) for part in parts]).int().numpy()
+    blocks = keys.split(max(1, SIMILARITIES // len(centroids)))
+    return torch.cat([similarity(block.float(), centroids, metric).argmax(1) for block in blocks]).int().numpy()
 
 
 def sort_keys(blocks: Blocks, number: np.ndarray, width: int, file: Path) -> None:

@@ -1,7 +1,7 @@
-"""Search of the external memory in parts, on the workers of a Ray cluster or of Ray on this machine.
+"""Search of the external memory in slices, on the workers of a Ray cluster or of Ray on this machine.
 
 Every worker reads the datastore and its index under the same path, on a disk that machines share. Ray restarts a worker that
-dies, which opens its part again and repeats the search; if that fails, so does the search.
+dies, which opens its slice again and repeats the search; if that fails, so does the search.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trime.common.cpu import prepare_cpu
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.token_memory.search.faiss_index import use_threads
-from trime.token_memory.search.index import IndexPart
+from trime.token_memory.search.index import IndexSlice
 from trime.token_memory.search.ivf import Cells, IVFSearch
 from trime.token_memory.search.search import Search, merge_results
 
@@ -32,22 +32,22 @@ QUERIES = 4096  # in a batch: workers search the next batch while the results of
 
 
 class RayWorker:
-    """A Ray actor that searches one part, on ``cores`` cores or on its own device."""
+    """A Ray actor that searches one slice, on ``cores`` cores or on its own device."""
 
-    def __init__(self, part: IndexPart, nprobe: int, device: str, cores: int):
-        self.part, self.nprobe, self.device = part, nprobe, device
+    def __init__(self, index: IndexSlice, nprobe: int, device: str, cores: int):
+        self.index, self.nprobe, self.device = index, nprobe, device
         if device == "cpu":  # it sets the precision of matrix products, which would hold for a GPU, too
             prepare_cpu()
         use_threads(cores)
 
     @cached_property
     def search(self) -> Search:
-        """Open the part at the first call, so that an error is raised in the result of that call."""
-        part = self.part
-        for folder in [part.folder] if part.by_cells else [part.store, *[part.folder] * bool(part.factory)]:
+        """Open the slice at the first call, so that an error is raised in the result of that call."""
+        index = self.index
+        for folder in [index.folder] if index.by_cells else [index.store, *[index.folder] * bool(index.factory)]:
             if not folder.is_dir():
                 raise UserError(f"{folder} is not on the disk of a worker: all machines must see paths.outputs under one path")
-        return part.search(self.nprobe, self.device)
+        return index.search(self.nprobe, self.device)
 
     def kind(self) -> str:
         """Return ``exact`` or ``approximate``."""
@@ -60,27 +60,27 @@ class RayWorker:
     def nearest(self, request: tuple[Any, Any], k: int) -> tuple[Any, Any]:
         """Return similarities and numbers as NumPy arrays.
 
-        ``request`` has queries [n d] and, where parts are cells, the cells that they visit [n p], as NumPy arrays. Otherwise
-        numbers are counted from the part's first entry.
+        ``request`` has queries [n d] and, where slices are cells, the cells that they visit [n p], as NumPy arrays. Otherwise
+        numbers are counted from the slice's first entry.
         """
         query, search = torch.tensor(request[0]), self.search
         if isinstance(search, IVFSearch) and request[1] is not None:
             score, number = search.nearest_in(query, torch.tensor(request[1]).long(), k)
             return score.numpy(), number.numpy()
         score, number = search.nearest(query.to(self.device), k)
-        return score.cpu().numpy(), number.int().cpu().numpy()  # numbers within a part are below 2^31
+        return score.cpu().numpy(), number.int().cpu().numpy()  # numbers within a slice are below 2^31
 
 
 class RaySearch:
-    """A search by workers that hold a part each, whose results are merged exactly.
+    """A search by workers that hold a slice each, whose results are merged exactly.
 
-    ``replicas`` workers hold the same part and are asked in turns, so that a slow one is not asked each time. UserError without
-    a cluster at ``address``, with too few resources, or when a worker is lost for good.
+    ``replicas`` workers hold the same slice and are asked in turns, so that a slow one is not asked each time. UserError
+    without a cluster at ``address``, with too few resources, or when a worker is lost for good.
     """
 
     def __init__(
         self,
-        parts: Sequence[IndexPart],
+        slices: Sequence[IndexSlice],
         nprobe: int,
         device: str,
         address: str | None,
@@ -90,18 +90,18 @@ class RaySearch:
         self.ray = connect(address, "index.address")
         resources = {"num_cpus": cores if address else 0, "num_gpus": int(device == "cuda")}  # local workers share cores
         remedy = "lower index.parts, index.replicas or index.cores, or add machines"
-        check_resources(self.ray, len(parts) * replicas, resources, remedy)
+        check_resources(self.ray, len(slices) * replicas, resources, remedy)
         threads = {"env_vars": dict.fromkeys(THREADS, str(cores))}  # more than its cores would wait for one another
         restarts = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
         actor = self.ray.remote(RayWorker).options(**resources, **restarts, runtime_env=threads)
         # Workers have another working directory.
-        sent = [part._replace(store=part.store.absolute(), folder=part.folder.absolute()) for part in parts]
-        whole = [[actor.remote(part, nprobe, device, cores) for part in sent] for _ in range(replicas)]
+        sent = [one._replace(store=one.store.absolute(), folder=one.folder.absolute()) for one in slices]
+        whole = [[actor.remote(one, nprobe, device, cores) for one in sent] for _ in range(replicas)]
         self.workers, self.turns = [*chain(*whole)], cycle(whole)
-        self.firsts = [0 if part.by_cells else part.first for part in parts]
-        self.cells = Cells(parts[0].folder, parts[0].metric, nprobe) if parts[0].by_cells else None
+        self.firsts = [0 if one.by_cells else one.first for one in slices]
+        self.cells = Cells(slices[0].folder, slices[0].metric, nprobe) if slices[0].by_cells else None
         self.results([worker.process.remote() for worker in self.workers], STARTING)
-        kinds = {*self.results([worker.kind.remote() for worker in self.workers])}  # large parts take long to open
+        kinds = {*self.results([worker.kind.remote() for worker in self.workers])}  # large slices take long to open
         self.kind = "exact" if kinds == {"exact"} else "approximate"
 
     def nearest(self, query: Float[Tensor, "n d"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
@@ -156,14 +156,14 @@ open_searches: dict[tuple[Any, ...], RaySearch] = {}  # the one opened last, if 
 
 
 def open_ray_search(
-    parts: Sequence[IndexPart], nprobe: int, device: str, address: str | None, cores: int, replicas: int
+    slices: Sequence[IndexSlice], nprobe: int, device: str, address: str | None, cores: int, replicas: int
 ) -> RaySearch:
     """Return the search of an index; if it is the one opened last, its workers are used again, else those are stopped."""
-    key = (*parts, nprobe, device, address, cores, replicas)
+    key = (*slices, nprobe, device, address, cores, replicas)
     if key not in open_searches:
         for other in [*open_searches.values()]:
             other.close()
-        open_searches[key] = RaySearch(parts, nprobe, device, address, cores, replicas)
+        open_searches[key] = RaySearch(slices, nprobe, device, address, cores, replicas)
     return open_searches[key]
 
 

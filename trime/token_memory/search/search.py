@@ -1,4 +1,4 @@
-"""Nearest-neighbour search over keys: the interface, exact search in blocks, and searches over parts of the keys."""
+"""Nearest-neighbour search over keys: the interface, exact search in blocks, and searches over slices of the keys."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def recall_of(exact: Int[Tensor, "n k"], found: Int[Tensor, "n k"]) -> float:
 
 
 class ShardedSearch:
-    """A search over all parts of the keys: the K best of the K best of each part."""
+    """A search over all slices of the keys: the K best of the K best of each slice."""
 
     def __init__(self, searches: list[Search], firsts: list[int]):
         self.searches, self.firsts = searches, firsts
@@ -95,11 +95,11 @@ class ShardedSearch:
 def merge_results(
     results: list[tuple[Tensor, Tensor]], firsts: list[int], k: int
 ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-    """Return the K best of the K results of each part; numbers within part i start at ``firsts[i]`` of the whole."""
+    """Return the K best of the K results of each slice; numbers within slice i start at ``firsts[i]`` of the whole."""
     score = torch.stack([score for score, _ in results])
-    parts = zip([number for _, number in results], firsts, strict=True)
+    numbers = zip([number for _, number in results], firsts, strict=True)
     is_divided = any(firsts)  # by rows: numbers of the whole may have more than 32 bits
-    number = torch.stack([torch.where(n < 0, n, n.long() + first) if is_divided else n for n, first in parts])
+    number = torch.stack([torch.where(n < 0, n, n.long() + first) if is_divided else n for n, first in numbers])
     best, chosen = score.transpose(0, 1).flatten(1).topk(k, 1)
     return best, number.transpose(0, 1).flatten(1).gather(1, chosen).long()
 

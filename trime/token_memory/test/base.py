@@ -62,7 +62,7 @@ class MemoryTraits:
 
 
 class Memory(MemoryTraits, ABC):
-    """A memory at test. Windows come in stream order; each is queried, then passed to ``write``, which alone changes it."""
+    """A memory at test. Windows come in stream order; each is queried, then passed to ``write``; no other method changes it."""
 
     # The numbers of entries that one query evaluates: the axis s of masses. A memory whose size is tuned takes them as an
     # argument, and its yaml sets it: ``sizes: ${tune.memory_size}``.

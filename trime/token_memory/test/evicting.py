@@ -1,6 +1,6 @@
 """Long-term memory at test in which an eviction policy chooses the entries, instead of the last M (see ``fifo``).
 
-Policies score an entry by the attention that it receives: its softmax weight within this memory alone, at τ = 1.
+Policies score an entry by the attention that it receives: its softmax weight within just this memory, at τ = 1.
 """
 
 from __future__ import annotations

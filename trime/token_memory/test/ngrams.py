@@ -1,4 +1,4 @@
-"""n-gram memories at test: what followed the last k tokens in the training text, or in the document so far.
+"""n-gram memories at test: tokens that followed the last k tokens in the training text, or in the document so far.
 
 Each context length k (the *order*) is an expert: P(w) = count(last k tokens, w) / count(last k tokens). The training text
 is searched by a suffix array, so that contexts may be of any length (infini-gram, Liu et al. 2024).

@@ -1,4 +1,4 @@
-"""Counts of what followed the last k tokens, for several k: in a text by its suffix array, or in a growing document.
+"""Counts of the tokens that followed the last k tokens, for several k: in a text by its suffix array, or in a growing document.
 
 The suffixes that begin with given tokens are adjacent in a suffix array, so that binary search counts them. For a growing
 document, a hash table maps hashes of tokens to counts.
@@ -19,7 +19,7 @@ ONE_U64 = np.uint64(1)
 def compare_tokens(text, at, tokens, begin, first, end):  # type: ignore[no-untyped-def]
     """Compare text[at + first : at + end] with tokens[begin + first : begin + end]: -1 if smaller, 0 if equal, 1 if larger.
 
-    Where the text ends first, it is the smaller.
+    A text that ends first is the smaller one.
     """
     for j in range(first, end):
         if at + j >= len(text):

@@ -66,7 +66,7 @@ def all_gather_varlen(rows: Tensor) -> list[Tensor]:
 
 
 def _gather_own(g: Tensor, counts: list[int]) -> Tensor:
-    """Return the rows of all ranks; gradient reaches those of this rank alone."""
+    """Return the rows of all ranks; gradient reaches only those of this rank."""
     by_rank = all_gather_rows(g.detach(), counts)
     by_rank[distributed.get_rank()] = g
     return torch.cat(by_rank)

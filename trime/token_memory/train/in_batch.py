@@ -73,7 +73,7 @@ class Drawn(InBatch):
     """In-batch memory with a visibility drawn for each update.
 
     ``shares``: the share of updates in which contexts see those of their segment (``local``), of their document
-    (``long``), of other segments (``others``) or ``all``; in the rest they see none, and the vocabulary trains alone.
+    (``long``), of other segments (``others``) or ``all``; in the rest they see none, and only the vocabulary trains.
     Shares change linearly to ``final`` at the end of training (None: no change). ValueError for an unknown name, a
     negative share or shares of more than 1 together. The other arguments are those of ``InBatch``.
     """

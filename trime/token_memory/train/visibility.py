@@ -21,7 +21,7 @@ class Extent(NamedTuple):
 
 @runtime_checkable
 class Visibility(Protocol):
-    """A rule for what queries see; ``rules_out`` and ``shows_all`` may return false for any tile that needs a mask."""
+    """A rule for the entries that queries see; ``rules_out`` and ``shows_all`` may be false of any tile that needs a mask."""
 
     def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         """Return the mask of entries that each query sees."""
@@ -120,7 +120,7 @@ class External:
 
 
 class Everything:
-    """Every entry, as in a memory that holds earlier windows alone."""
+    """Every entry, as in a memory that holds only earlier windows."""
 
     def sees(self, query: TokenPosition, memory: TokenPosition) -> Bool[Tensor, "n m"]:
         return query.segment.new_ones(1, 1).bool().expand(len(query.segment), len(memory.segment))

@@ -48,7 +48,7 @@ def add_masses(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, 
 
 
 def add_rows(target: Tensor, total: Tensor, product: Tensor, divisor: Tensor, tile: Tile, tiles: Tiles) -> None:
-    """Add a tile to the masses [t n] of its rows alone, at all temperatures; each row has its own maximum."""
+    """Add a tile to the masses [t n] of only its rows, at all temperatures; each row has its own maximum."""
     scores = product if tile.visible is None else product.masked_fill(~tile.visible, -math.inf)
     tokens = tiles.memory.token[tile.column], tiles.query.token[tile.row]
     mass = entry_masses(scores, *tokens, divisor)
@@ -149,7 +149,7 @@ def too_small(total, target, visible, token, tokens):  # type: ignore[no-untyped
 def tile_sums(scores, scale, top, visible, back, row_token, column_token, rows, columns):  # type: ignore[no-untyped-def]
     """Write the sums (total, target) to ``rows`` [2 n] and ``columns`` [2 m]; return false if one is too small.
 
-    ``visible`` [n m] is what rows see of columns, ``back`` [n m] what columns see of rows; if empty, everything.
+    ``visible`` [n m]: rows see columns; ``back`` [n m]: columns see rows; if empty, everything is visible.
     """
     chunks = (len(scores) + CHUNK - 1) // CHUNK
     partial, accurate = np.empty((chunks, 2, scores.shape[1]), np.float32), np.empty(chunks, np.bool_)

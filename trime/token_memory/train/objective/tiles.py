@@ -14,7 +14,7 @@ TargetAndTotal = Sequence[Float[Tensor, "t all"]]  # of target and total
 
 
 class Tile(NamedTuple):
-    """Rows of queries, columns of memory, and the mask of what rows see of columns; None: everything."""
+    """Rows of queries, columns of memory, and the mask of columns that rows see; None: all."""
 
     row: slice
     column: slice
@@ -52,7 +52,7 @@ class Tiles:
         return not self.visibility.rules_out(self.row_extents[row], self.column_extents[column])
 
     def mask(self, row: int, column: int) -> Bool[Tensor, "n m"] | None:
-        """Return the mask of what a block of queries sees of a block of memory; None: everything."""
+        """Return the mask of the entries of a block of memory that a block of queries sees; None: all."""
         if self.visibility.shows_all(self.row_extents[row], self.column_extents[column]):
             return None
         return self.visibility.sees(self.query.positions.take(self.rows[row]), self.memory.positions.take(self.columns[column]))
