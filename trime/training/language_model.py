@@ -63,14 +63,17 @@ class LanguageModel(pl.LightningModule):
         """Start from rows without a state, and without contexts of earlier batches."""
         self.reader, self.stale = Reader(self.network), StaleContexts(self.memory.stale if self.memory else 0)
 
-    def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
-        """Return each scored token's loss in nats, and the memory's share; ``draw``: the update's, None in validation."""
+    def losses(self, batch: Batch, draw: float | None, plain: bool, progress: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return each scored token's loss in nats, and the memory's share.
+
+        ``draw``: the update's, None in validation; ``progress``: the part of the training that is done.
+        """
         query, contexts, vocabulary = self.queries_and_memories(batch)
         if self.memory is None or plain:
             return vocabulary.total - vocabulary.target, torch.zeros_like(vocabulary.total)
         exact = torch.promote_types(query.g.dtype, torch.float32)
         divisor = query.g.new_tensor([math.sqrt(query.g.shape[1])], dtype=exact)
-        mass = self.memory.mass(query, self.stale.join_and_store(contexts), divisor, draw)
+        mass = self.memory.mass(query, self.stale.join_and_store(contexts), divisor, draw, progress)
         memory = LogMass(mass.target[0], mass.total[0])
         return -joint_log_prob(vocabulary, [memory]), memory_share(vocabulary, [memory]).detach()
 
@@ -94,7 +97,7 @@ class LanguageModel(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         draw = local_draw(self.update_settings.seed, self.global_step)
         plain = self.global_step < self.update_settings.plain_updates
-        losses, share = self.losses(batch, draw, plain)
+        losses, share = self.losses(batch, draw, plain, self.global_step / self.trainer.max_steps)
         loss = losses.sum()
         if not torch.isfinite(loss):
             raise UserError(

@@ -41,7 +41,7 @@ class Phrases:
     """``count`` training pairs, a tenth as many in each other split; adverbs of time follow the verb, in English the object."""
 
     name, languages, cut, detokenize, own = "phrases", ("de", "en"), False, False, False
-    location = "trime/data/parallel/phrases.py"
+    location = "trime/translation/pairs/phrases.py"
 
     def __init__(self, count: int = 4000, seed: int = 0):
         self.count, self.seed = count, seed
