@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))
 sys.path.insert(0, str(ROOT))
 NO_PICTURES = [f"report.figures.{name}=null" for name in ("picture", "memories", "analysis")]  # half of a small run's time
+Tiny = Callable[..., DictConfig]  # the fixture ``tiny``
 SHARED_BY_PROCESSES: dict[str, Path] = {}  # the folder of shared_configurations, if there is one
 pytest_plugins = ["tests.helpers.runs"]
 # Where the types and shapes of every call are checked: a check takes longer than many a tensor operation of a small run.
@@ -159,7 +160,7 @@ def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(session_folder: Path) -> Callable[..., DictConfig]:
+def tiny(session_folder: Path) -> Tiny:
     """Return a function that composes an experiment at size=tiny with two updates, in the session's folder.
 
     A run draws no pictures unless it is asked for them.

@@ -98,12 +98,7 @@ MADE_SMALL: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "reading": ("--layers 1 --size 80 --recall 16 --lengths 160 --threads 1 --rounds 1", {}, 5, 2),
     "own_words": ("--folder OUT", {"own_words.DOCUMENTS": {"train": 3, "valid": 3, "test": 20}}, 3, 0),
     "counts": ("--packages omegaconf --rounds 1", {}, 1, 1),
-    "startup": (
-        "--tokens 40000 --scored 500 --keys 3000 --rounds 1",
-        {"startup.COMMANDS": {"--help": ["--help"]}},
-        3,
-        0,
-    ),
+    "startup": ("--tokens 40000 --scored 500 --keys 3000 --rounds 1", {"startup.COMMANDS": {"--help": ["--help"]}}, 3, 0),
     "fit": (
         "--outputs OUT --size tiny --updates 2 --rounds 1 --set dataset.modules=40 segments.length=64",
         {"fit.EXPERIMENTS": ("vanilla", "trime_long")},

@@ -9,16 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from omegaconf import DictConfig
 
 import trime
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Tiny
 from tests.helpers.pretrained import save_model
 from tests.helpers.runs import SharedRun, without_places
 from trime.bundle.loaded_model import LoadedModel
@@ -28,7 +26,6 @@ from trime.lab.runner import run
 from trime.stages.export import BUNDLE
 from trime.stages.graph import Graph
 
-Tiny = Callable[..., DictConfig]
 PROMPT = "import os\n"
 
 
@@ -218,9 +215,7 @@ def test_a_bundle_is_uploaded(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.Mo
     assert isinstance(trime.load(tmp_path / "two"), LoadedModel)
 
 
-def test_a_run_is_found_from_anywhere(
-    text_folder: Path, tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_found_from_anywhere(text_folder: Path, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the command named its text from where it was started, and its outputs elsewhere."""
     monkeypatch.chdir(text_folder.parent)
     words = ["experiment=cache", "mixture=none", "dataset=folder_words", "dataset.path=text"]

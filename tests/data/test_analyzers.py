@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from omegaconf import DictConfig
 
+from tests.conftest import Tiny
 from trime.data.neighbours import STOP_WORDS, TermTable, english
 from trime.stages.graph import Graph
 
@@ -58,7 +57,7 @@ LINES = (
 )
 
 
-def nearest_lines(folder: Path, analyzer: str, tiny: Callable[..., DictConfig], *more: str) -> list[int]:
+def nearest_lines(folder: Path, analyzer: str, tiny: Tiny, *more: str) -> list[int]:
     """Return the nearest neighbour of each line as a segment, -1 where there is none."""
     for split in ("train", "valid", "test"):
         (folder / "text" / split).mkdir(parents=True, exist_ok=True)
@@ -72,7 +71,7 @@ def nearest_lines(folder: Path, analyzer: str, tiny: Callable[..., DictConfig], 
     return graph.pack.table()[:, 0].tolist()
 
 
-def test_neighbours_by_analyzer(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_neighbours_by_analyzer(tiny: Tiny, tmp_path: Path) -> None:
     """Lines that share only stop words are neighbours as raw tokens; those that share stems are for the English analyzer."""
     assert nearest_lines(tmp_path, "raw", tiny) == [1, 0, -1, -1]
     assert nearest_lines(tmp_path, "english", tiny) == [-1, -1, 3, 2]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Tiny
 from tests.helpers.parts import cut_small, open_part_files, open_small_parts
 from trime.lab.engines import Job, Local
 from trime.lab.manifest import MANIFEST
@@ -31,7 +29,7 @@ def test_one_process_makes_all_parts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_artefacts_of_ray_are_those_of_one_process(
-    tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="pip install -e '.[cluster]'").shutdown()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

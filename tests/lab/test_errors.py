@@ -9,16 +9,14 @@ import shlex
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hydra.errors import ConfigCompositionException, HydraException
-from omegaconf import DictConfig
 from safetensors import SafetensorError
 
-from tests.conftest import NO_PICTURES
+from tests.conftest import NO_PICTURES, Tiny
 from tests.helpers.runs import SharedRun
 from trime.errors import UserError
 from trime.lab import command_line
@@ -28,8 +26,6 @@ from trime.lab.sweep import JobResult
 from trime.stages import encode
 from trime.stages.graph import Graph
 from trime.stages.index import check_index, check_index_factory
-
-Tiny = Callable[..., DictConfig]
 
 
 class Said:
@@ -271,7 +267,7 @@ def test_an_unwritable_place(said: Said, tmp_path: Path) -> None:
     assert "is a file" in said("stages=[report]", f"report.runs={tmp_path}", f"report.keep={tmp_path}/file")
 
 
-def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., DictConfig]) -> None:
+def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
     """As ``head`` does; a broken pipe of another kind keeps its traceback."""
 
     def broken() -> list[JobResult]:

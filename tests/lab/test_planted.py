@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
-from tests.conftest import composed
+from tests.conftest import Tiny, composed
 from tests.helpers.runs import SharedRun
 from trime.common.io import plain
 from trime.config.registry import registered_targets, unregistered
@@ -22,8 +20,6 @@ from trime.lab.manifest import MANIFEST, write_manifest
 from trime.lab.runner import run
 from trime.stages.graph import Graph
 from trime.stages.model_io import ModelSettings
-
-Tiny = Callable[..., DictConfig]
 
 
 def planted(content: Any, mark: Path) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +12,11 @@ import pytest
 from filelock import FileLock
 from omegaconf import DictConfig
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Tiny
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.lab.storage import NEEDS, artefact_folders
 from trime.report.results import read_run, write_results
-
-Tiny = Callable[..., DictConfig]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +29,7 @@ def two_runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture()
-def outputs(tiny: Tiny, two_runs: Path, tmp_path: Path) -> Callable[..., DictConfig]:
+def outputs(tiny: Tiny, two_runs: Path, tmp_path: Path) -> Tiny:
     """Return a function that composes a command on a copy of the two runs."""
     folder = tmp_path / "copy"
     shutil.copytree(two_runs, folder, symlinks=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig
 from safetensors.torch import load_file
 
-from tests.conftest import composed
+from tests.conftest import Tiny, composed
 from trime.lab.artefact import Artefact
 from trime.lab.runner import run
 from trime.stages.encode import Encode
@@ -26,9 +24,7 @@ def test_neighbours_are_for_training_alone() -> None:
     assert Graph(composed(*words, "checkpoint=outputs/artefacts/fit-0")).pack is None
 
 
-def test_the_text_of_ngrams_is_prepared_without_a_datastore(
-    text_folder: Path, tiny: Callable[..., DictConfig], tmp_path: Path
-) -> None:
+def test_the_text_of_ngrams_is_prepared_without_a_datastore(text_folder: Path, tiny: Tiny, tmp_path: Path) -> None:
     """The memory ngram reads datastore.dataset, whether or not a row searches an index over it."""
     words = [
         "experiment=ngram_lm",
@@ -52,7 +48,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("words", [("experiment=trime_ext",), pytest.param(("experiment=srupp",), marks=pytest.mark.slow)])
-def test_a_run_from_nothing_writes_the_same_bytes(words: list[str], tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_a_run_from_nothing_writes_the_same_bytes(words: list[str], tiny: Tiny, tmp_path: Path) -> None:
     written = []
     for number in range(2):
         folder = tmp_path / str(number)
@@ -66,7 +62,7 @@ def test_a_run_from_nothing_writes_the_same_bytes(words: list[str], tiny: Callab
 
 
 @pytest.mark.slow
-def test_a_store_fits_the_same_model_trained_again(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_a_store_fits_the_same_model_trained_again(tiny: Tiny, tmp_path: Path) -> None:
     first, again = (
         tiny("experiment=knn_lm", "dataset.modules=20", f"paths.outputs={tmp_path}/{number}") for number in range(2)
     )
@@ -80,7 +76,7 @@ def test_a_store_fits_the_same_model_trained_again(tiny: Callable[..., DictConfi
 WORDS = "experiment=knn_lm", "dataset.modules=20", "train.updates=2"
 
 
-def graph_of(tiny: Callable[..., DictConfig], tmp_path: Path, *settings: str) -> tuple[Graph, Encode]:
+def graph_of(tiny: Tiny, tmp_path: Path, *settings: str) -> tuple[Graph, Encode]:
     """Return the graph of a run of the first stages, and what encodes its datastore."""
     graph = Graph(tiny(*WORDS, "stages=[prepare,fit,encode]", f"paths.outputs={tmp_path}/outputs", *settings))
     store = graph.store_of(graph.config)
@@ -99,7 +95,7 @@ def columns(store: Encode) -> dict[str, list[torch.Tensor]]:
     return {name: [file[name] for file in files] for name in files[0]}
 
 
-def test_a_datastore_has_windows_of_its_own(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_a_datastore_has_windows_of_its_own(tiny: Tiny, tmp_path: Path) -> None:
     """Its keys are those of windows that are evaluated with the same block and context; evaluated text keeps its own."""
     sizes = {"block": 40, "context": 8}
     graph, store = graph_of(tiny, tmp_path, *(f"datastore.{name}={size}" for name, size in sizes.items()))
@@ -113,7 +109,7 @@ def test_a_datastore_has_windows_of_its_own(tiny: Callable[..., DictConfig], tmp
     assert int(windows.context.max()) == sizes["context"] and int((windows.length - windows.context).max()) == sizes["block"]
 
 
-def test_a_datastore_is_the_same_artefact_by_its_own_windows(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_a_datastore_is_the_same_artefact_by_its_own_windows(tiny: Tiny, tmp_path: Path) -> None:
     """Whether they are named or taken from evaluation; with windows of its own it does not depend on those of evaluation."""
     graph, default = graph_of(tiny, tmp_path)
     sizes: Any = graph.config.evaluate
@@ -123,7 +119,7 @@ def test_a_datastore_is_the_same_artefact_by_its_own_windows(tiny: Callable[...,
     }
 
 
-def test_windows_of_like_length_are_read_together(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_windows_of_like_length_are_read_together(tiny: Tiny, tmp_path: Path) -> None:
     """Each batch holds the next longest windows; the shards hold what windows read one by one give, in the text's order."""
     graph, store = graph_of(tiny, tmp_path, "evaluate.batch_tokens=300")
     run(graph.config)
@@ -149,9 +145,7 @@ def test_windows_of_like_length_are_read_together(tiny: Callable[..., DictConfig
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", [0, 8])
-def test_the_published_order_is_of_windows_without_context(
-    context: int, tiny: Callable[..., DictConfig], tmp_path: Path
-) -> None:
+def test_the_published_order_is_of_windows_without_context(context: int, tiny: Tiny, tmp_path: Path) -> None:
     """Those of the datastore decide, not those of evaluated text."""
     others = f"evaluate.context={8 - context}", "compatibility.sorted_windows=true", "mixture.model.history=[]"
     graph, store = graph_of(tiny, tmp_path, f"datastore.context={context}", *others)

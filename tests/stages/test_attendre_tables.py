@@ -12,7 +12,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from tests.conftest import composed
+from tests.conftest import Tiny, composed
 from trime.config.rows import all_rows
 from trime.errors import UserError
 from trime.kv.answering import AnswerSession, greedy
@@ -57,7 +57,7 @@ def triviaqa(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(tiny: Callable[..., DictConfig]) -> Callable[[str], Path]:
+def model(tiny: Tiny) -> Callable[[str], Path]:
     """The folder of a small untrained model: decoder or encdec."""
 
     @cache
@@ -70,7 +70,7 @@ def model(tiny: Callable[..., DictConfig]) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def table(session_folder: Path, triviaqa: Path, model: Callable[[str], Path], tmp_path: Path) -> Callable[..., DictConfig]:
+def table(session_folder: Path, triviaqa: Path, model: Callable[[str], Path], tmp_path: Path) -> Tiny:
     """Compose an experiment with only the paths of text, model and results changed."""
 
     def make(name: str, *overrides: str) -> DictConfig:
@@ -97,9 +97,7 @@ TEMPLATE = "Question: Who built tower {0}?\n\n Context: {1}\n\n{2}\n\n Answer:" 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_runs_from_the_official_files(
-    name: str, table: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_runs_from_the_official_files(name: str, table: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last job, end to end: validation questions, the paper's template, and answers."""
     longest: list[int] = []
 
@@ -126,7 +124,7 @@ def test_a_table_runs_from_the_official_files(
     assert {line["name"] for line in lines} == {"q_0", "q_1", "q_2"}
 
 
-def test_the_test_questions_are_refused_before_anything_is_read(table: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_the_test_questions_are_refused_before_anything_is_read(table: Tiny, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"answering\.split=test.*have no answers: set answering\.split=valid"):
         run(table("table3", "answering.split=test"))
     assert not (tmp_path / "artefacts").exists()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import DictConfig
 
+from tests.conftest import Tiny
 from trime.common.types import LogMass, TokenPosition
 from trime.errors import UserError
 from trime.lab.runner import run
@@ -24,7 +25,6 @@ from trime.token_memory.search.datastore import KNNMemory
 from trime.token_memory.test.base import Window
 from trime.token_memory.train.visibility import Extent, Local, SameDocument, same
 
-Tiny = Callable[..., DictConfig]
 OPTIONS = (
     "experiment=trime_ext",
     "evaluate.tokens=600",

@@ -7,13 +7,12 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
+from tests.conftest import Tiny
 from tests.helpers.runs import SharedRun
 from trime.decoding.attribution import Entries, grid_attribution
 from trime.decoding.generation import TokenSampler
@@ -22,7 +21,6 @@ from trime.scoring.mixture_spec import MixtureSpec
 from trime.stages.graph import Graph
 from trime.stages.samples import Writer, extend_shown
 
-Tiny = Callable[..., DictConfig]
 SHORT = [
     "evaluate.tokens=120",
     "evaluate.sample=starts",  # a writer reads a text from its start

@@ -6,14 +6,14 @@ import itertools
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
+from tests.conftest import Tiny
 from tests.helpers.experiments import EVERY
 from trime.common.choices import ORDERS
 from trime.common.io import plain, read_json_lines
@@ -34,7 +34,6 @@ from trime.stages.train_small import spread_positions
 from trime.training.answering import extend_positions
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-Tiny = Callable[..., DictConfig]
 
 
 @pytest.fixture

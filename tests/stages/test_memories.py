@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 import trime
+from tests.conftest import Tiny
 from tests.helpers.runs import without_places
 from trime.lab.runner import run
 from trime.report.run_result import run_from_json
@@ -20,7 +19,6 @@ from trime.stages.graph import Graph
 from trime.stages.memories import DatastoreMemory
 from trime.stages.preflight import check
 
-Tiny = Callable[..., DictConfig]
 OTHER = "test_memories.external_other"
 SECOND = ["+test_memories@test_memories.external_other=external"]
 ROWS = "[{joint: []}, {joint: [local, external, external_other]}, {joint: [], interpolate: [[external], [external_other]]}]"

@@ -6,13 +6,11 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
-from tests.conftest import NO_PICTURES
+from tests.conftest import NO_PICTURES, Tiny
 from tests.helpers.results import made, scored
 from tests.helpers.runs import SharedRun
 from trime.lab import command_line, tracking
@@ -21,8 +19,6 @@ from trime.report.results import read_run, write_results
 from trime.report.run_result import ScoredRun
 from trime.stages.graph import Graph
 from trime.stages.samples import Samples, samples_of
-
-Tiny = Callable[..., DictConfig]
 
 
 def test_a_later_command_does_not_change_what_made_the_results(tiny: Tiny, tmp_path: Path) -> None:

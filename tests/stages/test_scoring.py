@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig
 
+from tests.conftest import Tiny
 from trime.lab.runner import run
 from trime.stages import scoring
 from trime.stages.encode import read_windows
@@ -42,7 +42,7 @@ def figures(config: DictConfig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     ],
 )
 def test_parts_give_the_figures_of_one_pass(
-    words: tuple[str, ...], tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], tiny: Tiny, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "dataset=folder_words", f"dataset.path={text_folder}"
     config = tiny(*words, *text, f"paths.outputs={tmp_path}/outputs", f"stages=[{STAGES}]")
@@ -65,7 +65,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def test_parts_begin_where_nothing_is_carried(
-    tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "dataset=folder_words", f"dataset.path={text_folder}"
     text += ("evaluate.sample=starts",)  # of more documents than whole ones would be

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from omegaconf import DictConfig
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Tiny
 from tests.helpers.training import crash_before, train
 from trime.data.batching.policies import Shuffled
 from trime.data.datasets.folder import Folder
@@ -25,7 +23,6 @@ from trime.stages.graph import Graph
 from trime.stages.preflight import check
 from trime.training.schedules import check_scheduler_state
 
-Tiny = Callable[..., DictConfig]
 LR = "+callbacks.lr={_target_: pytorch_lightning.callbacks.LearningRateMonitor}"
 CSV = "+logger.lightning.csv={_target_: pytorch_lightning.loggers.CSVLogger, name: null, version: logged}"
 

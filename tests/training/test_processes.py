@@ -13,10 +13,10 @@ from unittest.mock import Mock
 import pytest
 import pytorch_lightning as pl
 import torch
-from omegaconf import DictConfig
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import distributed, multiprocessing
 
+from tests.conftest import Tiny
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.stages.graph import Graph
@@ -57,7 +57,6 @@ def test_a_launcher_may_end_its_job(tmp_path: Path) -> None:
     assert end.value.code == 144
 
 
-Tiny = Callable[..., DictConfig]
 BEFORE = ["experiment=trime", "stages=[prepare,fit]", "dataset.modules=20"]
 
 

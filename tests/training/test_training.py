@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Tiny
 from tests.helpers.training import SHARDED, crash_before, load_weights, train, train_watched
 from trime.common import progress
 from trime.common.types import Batch
@@ -33,8 +32,6 @@ from trime.stages.graph import Graph
 from trime.token_memory.train.in_batch import Drawn, InBatch
 from trime.token_memory.train.visibility import Local
 from trime.training.language_model import LanguageModel, UpdateSettings
-
-Tiny = Callable[..., DictConfig]
 
 
 def module(memory: InBatch | None) -> LanguageModel:
@@ -206,11 +203,7 @@ def test_training_resumes_with_another_number_of_processes(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "optimizer", "before", "after"),
-    [
-        ("trime_ext", "fairseq_adam", 2, 1),
-        ("srupp_trime_long", "radam", 1, 2),
-        ("memorizing", "nag", 2, 2),
-    ],
+    [("trime_ext", "fairseq_adam", 2, 1), ("srupp_trime_long", "radam", 1, 2), ("memorizing", "nag", 2, 2)],
 )
 def test_sharded_training_makes_the_model_of_one_process(
     experiment: str, optimizer: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from tests.conftest import composed
+from tests.conftest import Tiny, composed
 from tests.helpers.fairseq_translation import (
     EOS,
     PAD,
@@ -30,7 +30,6 @@ from trime.translation.graph import TranslationGraph
 from trime.translation.import_checkpoint import network_from_checkpoint
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
-Tiny = Callable[..., DictConfig]
 FORMS = [(False, True), (False, False), (True, True)]  # norm first in encoder and decoder: the published form, then others
 SIZES = Sizes(source=21, target=17)
 

@@ -9,7 +9,6 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
+from tests.conftest import Tiny
 from tests.helpers.results import group_of, made
 from tests.helpers.runs import SharedRun
 from trime.common.io import partial_of, read_json_lines
@@ -45,8 +45,6 @@ from trime.translation.pieces import JointBPE, PresegmentedText
 from trime.translation.translate import Translate, bleu_statistics
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
-Tiny = Callable[..., DictConfig]
-
 
 OTHERS = "mt_vanilla", "knn_mt", "trime_mt model.gate=true", "trime_mt mixture=adaptive mixture.model.history=[]"
 
@@ -478,7 +476,7 @@ def test_smoothing_is_the_share_that_goes_to_all(tiny: Tiny) -> None:
     assert math.isclose(config.translation.smoothing, 0.1) and torch.allclose(smoothed, 0.9 * plain + 0.1 * uniform, atol=1e-5)
 
 
-def test_the_best_weights_by_bleu(tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_weights_by_bleu(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """translation.best_by=bleu: at every validation valid is translated, and the highest BLEU decides."""
     made = iter([12.0, 31.5, 20.0])
     scores = "trime.translation.training.score_translations"

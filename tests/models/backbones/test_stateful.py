@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
-from tests.conftest import ROOT, composed
+from tests.conftest import ROOT, Tiny, composed
 from tests.helpers.stateful import read
 from trime.common.types import Batch
 from trime.kv.bounded import BoundedMemory
@@ -29,7 +27,6 @@ from trime.models.backbones.transformer_xl import transformer_xl
 from trime.models.network import Reader, build_network
 from trime.stages.graph import Graph
 
-Tiny = Callable[..., DictConfig]
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
 WORDS = 40
 

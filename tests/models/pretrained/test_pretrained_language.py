@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from safetensors.torch import load_file
 
+from tests.conftest import Tiny
 from tests.helpers.decoders import FAMILIES, model_of
 from tests.helpers.pretrained import TEXT, save_model
 from trime.common.pretrained import load_pretrained
@@ -30,7 +30,6 @@ from trime.stages.pretrained import model_fingerprint
 from trime.token_memory.test.local import LocalMemory
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-Tiny = Callable[..., DictConfig]
 LORA = "model.lora={rank: 2, alpha: 4, dropout: 0.0}"
 
 

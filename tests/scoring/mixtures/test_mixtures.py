@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
+from tests.conftest import Tiny
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.scoring.mixtures.adaptive import LEARNED, Adaptive, constant_log_weights
@@ -19,7 +18,6 @@ from trime.scoring.mixtures.experts import HISTORY_DEFAULT, HISTORY_FLOOR, Exper
 from trime.stages.graph import Graph
 from trime.stages.tune import score_tokens
 
-Tiny = Callable[..., DictConfig]
 KINDS = [lambda: Adaptive([0.5, 1.0], hidden=8), lambda: Calibrated([0.5, 1.0]), lambda: Adaptive([0.5, 1.0], history=[])]
 
 
