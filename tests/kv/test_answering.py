@@ -13,12 +13,10 @@ pytest.importorskip("transformers", reason="the extra pretrained")
 
 import trime
 from tests.helpers.pretrained import SIZES, decoder_answerer, save_model
+from trime import H2O, TOVA, SnapKV
 from trime.common.pretrained import load_pretrained
 from trime.kv.bounded import BoundedMemory
 from trime.kv.eviction.base import EvictionPolicy
-from trime.kv.eviction.h2o import H2O
-from trime.kv.eviction.snapkv import SnapKV
-from trime.kv.eviction.tova import TOVA
 
 LENGTH, SIZE, CHUNK = 31, 9, 4
 

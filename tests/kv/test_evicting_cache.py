@@ -21,19 +21,14 @@ import transformers
 import trime
 from tests.helpers.decoders import FAMILIES, model_of
 from tests.helpers.pretrained import save_model
+from trime import H2O, TOVA, BelowMean, EvictingCache, KeyNorm, OwnPosition, Raw, SnapKV, Softmax
 from trime.common.pretrained import load_pretrained
 from trime.errors import UserError
 from trime.kv.answering import DecoderAnswerer, ReadingConfig, greedy
 from trime.kv.attendre import Attendre
 from trime.kv.bounded import BoundedMemory
-from trime.kv.evicting_cache import EvictingCache, check_call, check_settings
+from trime.kv.evicting_cache import check_call, check_settings
 from trime.kv.eviction.base import EvictionPolicy
-from trime.kv.eviction.h2o import H2O
-from trime.kv.eviction.initial import BelowMean, OwnPosition
-from trime.kv.eviction.key_norm import KeyNorm
-from trime.kv.eviction.score_transform import Raw, Softmax
-from trime.kv.eviction.snapkv import SnapKV
-from trime.kv.eviction.tova import TOVA
 from trime.kv.reader import LongReader
 from trime.kv.rope import RopeDecoder
 

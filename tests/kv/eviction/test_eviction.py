@@ -11,13 +11,11 @@ from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
 from tests.golden.memories import evicted
+from trime import FIFO, LFU, LRU
 from trime.common.types import AttentionBlock, Ranking
 from trime.errors import UserError
 from trime.kv.bounded import BoundedMemory, MemoryState, keep_best
 from trime.kv.eviction.base import EvictionPolicy, retrieved_entries
-from trime.kv.eviction.fifo import FIFO
-from trime.kv.eviction.lfu import LFU
-from trime.kv.eviction.lru import LRU
 
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
 ROWS = 3

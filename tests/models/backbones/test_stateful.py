@@ -10,13 +10,10 @@ import torch
 
 from tests.conftest import ROOT, Tiny, composed
 from tests.helpers.stateful import read
+from trime import FIFO, LRU, Constant, Sink
 from trime.common.types import Batch
 from trime.kv.bounded import BoundedMemory
 from trime.kv.eviction.base import EvictionPolicy
-from trime.kv.eviction.fifo import FIFO
-from trime.kv.eviction.initial import Constant
-from trime.kv.eviction.lru import LRU
-from trime.kv.eviction.sink import Sink
 from trime.layers.embeddings import PlainInput
 from trime.layers.sliding import SlidingWindow
 from trime.layers.topk_attention import Table, all_keys, exact_top, search
