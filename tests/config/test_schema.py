@@ -71,14 +71,6 @@ def test_quantities_are_read_and_whole_numbers_are_numbers() -> None:
     assert settings.mixture.tokens == 200_000 and settings.index.metric == "ip"
 
 
-@pytest.mark.parametrize(
-    ("key", "near"), [("evaluate.boundd", "evaluate.bounded"), ("expermnt", ""), ("model.chunck", "model.chunk")]
-)
-def test_a_setting_that_does_not_exist_is_refused_with_a_similar_one(key: str, near: str) -> None:
-    with pytest.raises(UserError, match=f"there is no setting {key}" + (f": is it {near}" if near else "")):
-        validate(composed(f"+{key}=3"))
-
-
 def test_every_setting_has_help() -> None:
     """In ``--help SECTION`` with its default; the overview has every section and group, on one screen."""
     everything = "\n".join(help_text(topic) for topic in {key.split(".")[0] for key in LEAVES})

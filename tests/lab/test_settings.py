@@ -18,7 +18,7 @@ from trime.config.help import schema_entries
 from trime.config.registry import EVERY_GROUP, registered_targets
 from trime.errors import UserError
 from trime.lab.artefact import Artefact
-from trime.lab.provenance import config_hash, without
+from trime.lab.provenance import config_hash
 from trime.stages.preflight import build_graph
 from trime.stages.tune import TuneMixture
 from trime.translation.graph import TranslationGraph
@@ -247,10 +247,6 @@ def test_a_hash_contains_what_says_by_its_fields_what_it_is() -> None:
     broken = dataclass(type("Broken", (), {"__annotations__": {"place": "NoSuchName"}}))
     with pytest.raises(UserError, match="import what their types name"):
         free_fields(broken)
-
-
-def test_without_removes_sections_and_parts() -> None:
-    assert without({"a": {"b": 1, "c": 2}, "d": 3}, ("a.b", "d", "x.y", "d.z")) == {"a": {"c": 2}}
 
 
 @pytest.mark.parametrize("setting", ["datastore.dtype=int8", "index.recall=0.5", "train.updates=7", "dataset.modules=41"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import ROOT, Tiny, composed
+from tests.conftest import ROOT, composed
 from tests.helpers.stateful import read
 from trime import FIFO, LRU, Constant, Sink
 from trime.common.types import Batch
@@ -19,10 +19,9 @@ from trime.layers.sliding import SlidingWindow
 from trime.layers.topk_attention import Table, all_keys, exact_top, search
 from trime.models.backbones.kv_memory import IVFKeyIndex, KeyValueMemory
 from trime.models.backbones.memorizing import AttentionConfig, memorizing_transformer
-from trime.models.backbones.stateful import State, StatefulBackbone
+from trime.models.backbones.stateful import StatefulBackbone
 from trime.models.backbones.transformer_xl import transformer_xl
 from trime.models.network import Reader, build_network
-from trime.stages.graph import Graph
 
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "eviction").glob("*.yaml"))
 WORDS = 40
@@ -51,12 +50,6 @@ def xl(size: int, policy: EvictionPolicy, longest: int = 64) -> StatefulBackbone
         for bias in (attention.content_bias, attention.position_bias):
             torch.nn.init.normal_(bias)
     return backbone.eval()
-
-
-def memory_positions(backbone: StatefulBackbone, state: State, layer: int = 1) -> list[int]:
-    """Return the positions that the first row's memory will hold when it is read next."""
-    position = backbone.attentions[layer].memory.with_pending(state.layers[layer].memory[0]).ranking.position[0]
-    return sorted(value for value in position.tolist() if value >= 0)
 
 
 def text(rows: int, length: int) -> torch.Tensor:
@@ -117,20 +110,6 @@ def test_relative_attention_is_the_papers_sum() -> None:
                 scores.append((query @ key[j, part] + query @ distant + u @ key[j, part] + v @ distant) / 8**0.5)
             expected[i - 5, part] = torch.stack(scores).softmax(0) @ value[: i + 1, part]
     torch.testing.assert_close(output[0], attention.out_proj(expected), rtol=0, atol=1e-12)
-
-
-def test_a_large_memory_is_attention_to_all_segments_before() -> None:
-    torch.manual_seed(2)
-    query, key, value = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64).unbind(0)
-    memory = KeyValueMemory(4, 8, 12, FIFO(), 12).double()
-    position = torch.arange(5).expand(2, -1)
-    empty, held = memory.read(query, memory.initial_state(key), position)
-    assert (empty == 0).all()
-    held = memory.with_pending(memory.write(held, (query, key, value), position))
-    output, _ = memory.read(query, memory.write(held, (query, key + 1, value + 1), position + 5), position + 10)
-    keys, values = (torch.cat([x, x + 1], 2) for x in (key, value))
-    expected = (query @ keys.transpose(-1, -2)).softmax(-1) @ values
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
 
 
 PER_HEAD = ["model.backbone.memory.top_k=4", "model.backbone.memory.per_head=true"]
@@ -230,17 +209,6 @@ def test_cells_follow_a_table_that_is_written_to() -> None:
     assert recalls[0] == 1 and 0.3 < torch.stack(recalls[10:]).mean() < 1  # a table with few entries is searched exactly
 
 
-def test_memory_is_only_written_after_it_is_read() -> None:
-    """A segment retrieves earlier segments, not itself: the first one retrieves nothing, the second something."""
-    backbone, tokens, results = model(), text(1, 16), []
-    read_memory = backbone.attentions[1].memory.read
-    backbone.attentions[1].memory.read = lambda *inputs: results.append(read_memory(*inputs)) or results[-1]
-    _, state = backbone(tokens[:, :8], None, None)
-    assert len(memory_positions(backbone, state)) == 8 and state.layers[0].cache.filled.sum() == 8
-    backbone(tokens[:, 8:], state, None)
-    assert (results[0][0] == 0).all() and (results[1][0] != 0).all()
-
-
 @pytest.mark.parametrize("name", ["memorizing", "transformer_xl"])
 def test_a_memory_of_size_0_is_one_that_is_always_empty(name: str) -> None:
     tokens = text(2, 24)
@@ -289,18 +257,3 @@ def test_a_reader_goes_on_from_what_it_saved() -> None:
         assert torch.equal(restored.encode(batch).f, expected.f)
         restored = Reader(network)
         restored.restore(unbroken.state_tensors(), torch.device("cpu"))
-
-
-SMALL = ["model.memory_size=64"]
-
-
-def test_one_training_serves_every_policy_and_size(tiny: Tiny) -> None:
-    """Policy and size of evaluation reuse the model; those of training make another model."""
-    plans = [
-        Graph(tiny("experiment=memorizing", *more))
-        for more in (SMALL, [*SMALL, "eviction=lra_sum"], [], ["eviction@train.eviction=lru"])
-    ]
-    assert (
-        len({graph.model.fingerprint for graph in plans[:3]}) == 1 and plans[3].model.fingerprint != plans[0].model.fingerprint
-    )
-    assert len({graph.test.fingerprint for graph in plans}) == 4
