@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -128,46 +130,34 @@ def test_the_greedy_continuation_is_known_as_such(exported: tuple[Graph, Path]) 
     assert model.generate(PROMPT, 4, temperature=0, until=[greedy[len(cut) :]]) == cut
 
 
-CODE = {"_target_": "planted.code", "_args_": ["anything"]}
-CHANGES = {
-    "of format 99": lambda content: content | {"format": 99},
-    "no file of conf/ names": lambda content: content | {"config": content["config"] | {"dataset": CODE}},
-}
+CALL = {"_target_": "pathlib.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["called"]}]}
 
 
-@pytest.mark.parametrize("message", CHANGES)
-def test_other_formats_and_planted_code_are_refused(message: str, exported: tuple[Graph, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("format", 99, "of format 99"),
+        ("config.dataset", CALL, "no file of conf/ names"),
+        ("config.mixture.model.planted", CALL, "no file of conf/ names"),  # beside the lab's own code
+        ("checksum", "0", "not as it was written"),
+    ],
+)
+def test_a_changed_description_is_refused_and_its_code_not_called(
+    place: str, value: Any, message: str, exported: tuple[Graph, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Although the checksum is that of the content."""
+    monkeypatch.chdir(tmp_path)
     shutil.copytree(exported[1], tmp_path / "bundle")
     file = tmp_path / "bundle" / BUNDLE
-    content = CHANGES[message](json.loads(file.read_text()))
-    content["checksum"] = checksum_of({name: part for name, part in content.items() if name != "checksum"})
+    content = json.loads(file.read_text())
+    *sections, name = place.split(".")
+    reduce(getitem, sections, content)[name] = value
+    if place != "checksum":
+        content["checksum"] = checksum_of({name: part for name, part in content.items() if name != "checksum"})
     file.write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
         trime.load(tmp_path / "bundle")
-
-
-def test_planted_code_is_not_called(exported: tuple[Graph, Path], tmp_path: Path) -> None:
-    """Nor is it where the lab's own code stands beside it."""
-    shutil.copytree(exported[1], tmp_path / "bundle")
-    file, mark = tmp_path / "bundle" / BUNDLE, tmp_path / "called"
-    content = json.loads(file.read_text())
-    content["config"]["mixture"]["model"] |= {
-        "planted": {"_target_": "pathlib.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": [str(mark)]}]}
-    }
-    content["checksum"] = checksum_of({name: part for name, part in content.items() if name != "checksum"})
-    file.write_text(json.dumps(content))
-    with pytest.raises(UserError, match="no file of conf/ names"):
-        trime.load(tmp_path / "bundle")
-    assert not mark.exists()
-
-
-def test_a_changed_description_is_refused(exported: tuple[Graph, Path], tmp_path: Path) -> None:
-    shutil.copytree(exported[1], tmp_path / "bundle")
-    file = tmp_path / "bundle" / BUNDLE
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"checksum": "0"}))
-    with pytest.raises(UserError, match="not as it was written"):
-        trime.load(tmp_path / "bundle")
+    assert not (tmp_path / "called").exists()
 
 
 @pytest.mark.slow
@@ -237,13 +227,8 @@ def test_the_harness_settings_are_followed_or_refused() -> None:
     from trime.harness.bundle import TrimeLM
 
     for name in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"):
-        assert generation_settings({name: 3, "until": ["", "."]}) == {
-            "max_new_tokens": 3,
-            "until": ["."],
-            "temperature": 0,
-            "top_p": 1,
-            "seed": 0,
-        }
+        settings = {"max_new_tokens": 3, "until": ["."], "temperature": 0, "top_p": 1, "seed": 0}
+        assert generation_settings({name: 3, "until": ["", "."]}) == settings
     sampled = ({"temperature": 0.5}, {"do_sample": True, "temperature": 0.5}, {"do_sample": True}, {"temperature": 1})
     assert [generation_settings(one)["temperature"] for one in sampled] == [0.5, 0.5, 1, 1]
     assert generation_settings({"do_sample": False, "temperature": 0.5})["temperature"] == 0

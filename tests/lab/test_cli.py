@@ -60,9 +60,7 @@ def test_threads_are_known_before_libraries_are_imported() -> None:
         ("size=large", "paper, "),
         ("train.updtes=3", "train.updates"),
         ("exprimnt=trime", "experiment"),
-        ("trime_ext", "experiment=trime_ext"),
         ("stages=[fit", "stages=[fit"),
-        ("experiment=vanilla,trime", "add -m"),
     ],
 )
 def test_a_wrong_word_is_one_line_with_a_similar_name(

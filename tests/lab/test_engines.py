@@ -50,16 +50,8 @@ def test_artefacts_of_ray_are_those_of_one_process(
         run(config)
         graph = Graph(config)
         datastore = graph.memories.datastores[0]
-        made = [
-            graph.pack,
-            graph.valid,
-            datastore.store,
-            datastore.index,
-            *graph.tune.build_order(),
-            graph.test,
-            graph.evaluate,
-        ]
-        made += [graph.subsets.mixtures, graph.subsets]
+        made = [graph.pack, graph.valid, datastore.store, datastore.index, *graph.tune.build_order()]
+        made += [graph.test, graph.evaluate, graph.subsets.mixtures, graph.subsets]
         contents.append({file.relative_to(tmp_path): content(file) for artefact in made for file in artefact.path().iterdir()})
         for artefact in made:
             shutil.rmtree(artefact.folder)

@@ -39,15 +39,9 @@ class Said:
         monkeypatch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
 
     def __call__(self, *overrides: str, where: Path | None = None) -> str:
-        fixed = [
-            "size=tiny",
-            "logger=none",
-            "train.updates=2",
-            "trainer.enable_progress_bar=false",
-            f"paths.data={where or self.session_folder}/data",
-            f"paths.outputs={where or self.session_folder}/outputs",
-        ]
-        self.monkeypatch.setattr("sys.argv", ["cli.py", *fixed, *overrides])
+        fixed = ["size=tiny", "logger=none", "train.updates=2", "trainer.enable_progress_bar=false"]
+        places = [f"paths.{name}={where or self.session_folder}/{name}" for name in ("data", "outputs")]
+        self.monkeypatch.setattr("sys.argv", ["cli.py", *fixed, *places, *overrides])
         self.capsys.readouterr()
         assert command_line.main() == 1, "exit status"
         err = self.capsys.readouterr().err
@@ -177,14 +171,8 @@ def test_a_text_that_is_not_there_is_told_at_once(tmp_path: Path, monkeypatch: p
     """Before anything is imported that trains; what a sweep, another setting or a URL decides is left to the run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "novels").mkdir()
-    for word in (
-        "dataset.path=novels",
-        "dataset.path='novels'",
-        "dataset.path=a,b",
-        "dataset.path=s3://a/b",
-        "dataset.path=null",
-    ):
-        check_text_exists(["experiment=trime", word])
+    for path in ("novels", "'novels'", "a,b", "s3://a/b", "null"):
+        check_text_exists(["experiment=trime", f"dataset.path={path}"])
     for key in ("dataset.path", "evaluate.dataset.path", "datastore.dataset.path"):
         with pytest.raises(UserError, match=f"^{key}=nowhere: there is no file or folder of that name$"):
             check_text_exists([f"{key}=nowhere"])
@@ -245,9 +233,8 @@ def test_what_this_machine_lacks(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_words_that_are_no_settings(said: Said) -> None:
     """Hydra would answer with its own help, or with its grammar."""
-    assert "seed=1,2 has several values: add -m for a run with each, or write seed=[1,2]" in said(
-        "experiment=trime", "seed=1,2"
-    )
+    told = said("experiment=trime", "seed=1,2")
+    assert "seed=1,2 has several values: add -m for a run with each, or write seed=[1,2]" in told
     several = said("experiment=trime,vanilla")
     assert "add -m for a run with each" in several and "[trime" not in several
     assert "there is no experiment/trim: is it experiment=trime?" in said("experiment=trim")

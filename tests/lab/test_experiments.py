@@ -211,42 +211,22 @@ def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Tiny, text_folde
 def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
     words: list[str], hidden: list[bool], tiny: Tiny, text_folder: Path
 ) -> None:
-    store = (
-        "dataset@datastore.dataset=folder_words",
-        f"datastore.dataset.path={text_folder}",
-        "stages=[prepare,fit,encode,index]",
-    )
-    graph = Graph(tiny("experiment=knn_lm", *store, *(word.replace("TEXT", str(text_folder)) for word in words)))
+    store = "dataset@datastore.dataset=folder_words", "datastore.dataset.path=TEXT", "stages=[prepare,fit,encode,index]"
+    graph = Graph(tiny("experiment=knn_lm", *(word.replace("TEXT", str(text_folder)) for word in (*store, *words))))
     run(graph.config)
     graph.test.make()
     asked = [graph.valid.summary(), graph.test.summary()]
     assert [graph.memories.datastores[0].index.knn_memory(split).hide_own for split in asked] == hidden
 
 
-def test_a_given_model_and_datastore_give_the_same_results(tiny: Tiny) -> None:
-    graph = Graph(tiny("experiment=knn_lm", "mixture=none"))
+def test_a_given_model_and_datastore_give_the_same_results(tiny: Tiny, text_folder: Path) -> None:
+    """Documents of test in the datastore are said, also where it holds only the starts of its documents."""
+    settings = ["experiment=knn_lm", "mixture=none", "dataset=folder_words", "dataset.suffix=.txt", "datastore.tokens=900"]
+    settings.append(f"dataset.path={text_folder}")
+    graph = Graph(tiny(*settings))
     loss = run(graph.config).loss
-    given = tiny(
-        "experiment=knn_lm",
-        "mixture=none",
-        f"checkpoint={graph.model.path()}",
-        f"datastore.path={graph.store_of(graph.config).path()}",
-    )
-    assert run(given).loss == loss
-
-
-def test_documents_of_test_in_a_given_datastore_are_said(tiny: Tiny, text_folder: Path) -> None:
-    """Also where the datastore holds only the starts of its documents."""
-    settings = (
-        "experiment=knn_lm",
-        "dataset=folder_words",
-        f"dataset.path={text_folder}",
-        "dataset.suffix=.txt",
-        "datastore.tokens=900",
-    )
-    graph = Graph(tiny(*settings, "stages=[prepare,fit,encode]"))
-    run(graph.config)
     given = Graph(tiny(*settings, f"checkpoint={graph.model.path()}", f"datastore.path={graph.store_of(graph.config).path()}"))
+    assert run(given.config).loss == loss
     notes = [note for note in given.duplicates if "datastore.path=" in note]
     assert [note.split(" documents")[0] for note in notes] == ["valid: 2 of 3", "test: 1 of 3"]
     assert "test/0.txt" in notes[1] and "as" not in notes[1].split("instance")[1].split(")")[0]
@@ -302,23 +282,15 @@ def test_time_and_disk_are_forecast(
     assert said == pytest.approx(written, rel=0.2, abs=0.5) and written > 1
 
 
-@pytest.mark.parametrize(
-    ("experiment", "is_lost"), [("memorizing", False), pytest.param("memorizing", True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("is_lost", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_killed_encoding_writes_the_same_bytes(
-    experiment: str, is_lost: bool, tiny: Tiny, tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch
+    is_lost: bool, tiny: Tiny, tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model with a memory goes on with the state after the last shard; without it, it reads the text again."""
     save, shards, saved = encode.save_reader_state, [], Mock(side_effect=[None, None, SystemExit(9)])
     for place in ("broken", "whole"):
-        graph = Graph(
-            tiny(
-                f"experiment={experiment}",
-                "dataset=folder_words",
-                f"dataset.path={text_folder}",
-                f"paths.outputs={tmp_path / place}",
-            )
-        )
+        own = f"dataset.path={text_folder}", f"paths.outputs={tmp_path / place}"
+        graph = Graph(tiny(f"experiment={experiment}", "dataset=folder_words", *own))
         encoded = graph.valid
         for artefact in (graph.corpus, graph.fit):
             artefact.make()
@@ -330,7 +302,7 @@ def test_a_killed_encoding_writes_the_same_bytes(
                     with pytest.raises(SystemExit):
                         encoded.make()
                 states = {path.name for path in partial_of(encoded.folder).glob("*carried*") if path.suffix != ".partial"}
-                assert bool(states) == (experiment == "memorizing")
+                assert states
                 for name in states if is_lost else ():
                     (partial_of(encoded.folder) / name).unlink()
             encoded.make()

@@ -74,10 +74,8 @@ def test_own_classes_may_be_named_in_the_present_settings(tiny: Tiny) -> None:
     assert unregistered(own, {}) and not unregistered(own, {"model": own})
 
 
-@pytest.mark.parametrize(
-    "words", [["experiment=trime_ext"], ["experiment=memorizing"], ["experiment=trime_mt"], ["experiment=srupp"]]
-)
-def test_every_model_of_the_lab_is_registered(words: list[str]) -> None:
-    config = composed(*words)
+@pytest.mark.parametrize("name", ["trime_ext", "memorizing", "trime_mt", "srupp"])
+def test_every_model_of_the_lab_is_registered(name: str) -> None:
+    config = composed(f"experiment={name}")
     assert not unregistered({"model": ModelSettings.of(config).parts(), "eviction": plain(config.eviction)}, {})
     assert len(registered_targets()) > 15
