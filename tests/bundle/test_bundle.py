@@ -68,13 +68,8 @@ def test_a_bundle_needs_nothing_else(exported: tuple[Graph, Path], tmp_path: Pat
 def test_a_pretrained_model_goes_along(tiny: Tiny, tmp_path: Path, text_folder: Path) -> None:
     pytest.importorskip("transformers", reason="the extra pretrained")
     name = save_model("Llama", tmp_path / "model")
-    settings = [
-        "experiment=cache",
-        "model=pretrained",
-        f"model.name={name}",
-        "dataset=folder_words",
-        f"dataset.path={text_folder}",
-    ]
+    text = "dataset=folder_words", f"dataset.path={text_folder}"
+    settings = ["experiment=cache", "model=pretrained", f"model.name={name}", *text]
     run(tiny(*settings))
     run(tiny(*settings, "stages=[export]", f"export.path={tmp_path}/bundle"))
     with_original = trime.load(tmp_path / "bundle").score("the cat sat")

@@ -26,13 +26,8 @@ def test_neighbours_are_for_training_alone() -> None:
 
 def test_the_text_of_ngrams_is_prepared_without_a_datastore(text_folder: Path, tiny: Tiny, tmp_path: Path) -> None:
     """The memory ngram reads datastore.dataset, whether or not a row searches an index over it."""
-    words = [
-        "experiment=ngram_lm",
-        "dataset=stdlib_tiny",
-        "dataset@datastore.dataset=folder_words",
-        f"paths.data={tmp_path}/data",
-    ]
-    config = tiny(*words, f"datastore.dataset.path={text_folder}", f"paths.outputs={tmp_path}/outputs")
+    places = f"datastore.dataset.path={text_folder}", f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"
+    config = tiny("experiment=ngram_lm", "dataset=stdlib_tiny", "dataset@datastore.dataset=folder_words", *places)
     graph = Graph(config)
     assert not graph.memories.datastores and graph.text_of(config) in graph.artefacts_of("prepare")
     run(config)
@@ -63,22 +58,19 @@ def test_a_run_from_nothing_writes_the_same_bytes(words: list[str], tiny: Tiny, 
 
 @pytest.mark.slow
 def test_a_store_fits_the_same_model_trained_again(tiny: Tiny, tmp_path: Path) -> None:
-    first, again = (
-        tiny("experiment=knn_lm", "dataset.modules=20", f"paths.outputs={tmp_path}/{number}") for number in range(2)
-    )
+    words = "experiment=knn_lm", "dataset.modules=20"
+    first, again = (tiny(*words, f"paths.outputs={tmp_path}/{number}") for number in range(2))
     run(first)
     store: Artefact | None = Graph(first).store_of(first)
     assert store is not None
-    other = tiny("experiment=knn_lm", "dataset.modules=20", f"paths.outputs={tmp_path}/1", f"datastore.path={store.path()}")
+    other = tiny(*words, f"paths.outputs={tmp_path}/1", f"datastore.path={store.path()}")
     assert run(other).loss == run(again).loss
-
-
-WORDS = "experiment=knn_lm", "dataset.modules=20", "train.updates=2"
 
 
 def graph_of(tiny: Tiny, tmp_path: Path, *settings: str) -> tuple[Graph, Encode]:
     """Return the graph of a run of the first stages, and what encodes its datastore."""
-    graph = Graph(tiny(*WORDS, "stages=[prepare,fit,encode]", f"paths.outputs={tmp_path}/outputs", *settings))
+    words = "experiment=knn_lm", "dataset.modules=20", "stages=[prepare,fit,encode]", f"paths.outputs={tmp_path}/outputs"
+    graph = Graph(tiny(*words, *settings))
     store = graph.store_of(graph.config)
     assert isinstance(store, Encode)
     return graph, store
@@ -114,9 +106,8 @@ def test_a_datastore_is_the_same_artefact_by_its_own_windows(tiny: Tiny, tmp_pat
     graph, default = graph_of(tiny, tmp_path)
     sizes: Any = graph.config.evaluate
     own = f"datastore.block={sizes.block}", f"datastore.context={sizes.context}"
-    assert {graph_of(tiny, tmp_path, *own, *more)[1].name for more in ([], ["evaluate.block=48", "evaluate.context=16"])} == {
-        default.name
-    }
+    others = [], ["evaluate.block=48", "evaluate.context=16"]
+    assert {graph_of(tiny, tmp_path, *own, *more)[1].name for more in others} == {default.name}
 
 
 def test_windows_of_like_length_are_read_together(tiny: Tiny, tmp_path: Path) -> None:
@@ -134,10 +125,8 @@ def test_windows_of_like_length_are_read_together(tiny: Tiny, tmp_path: Path) ->
     run(alone.config)
     together, expected = ({name: torch.cat(parts) for name, parts in columns(each).items()} for each in (store, one_by_one))
     firsts = np.add(windows.document_offset, windows.start + windows.context)
-    text = [
-        corpus.split("train").tokens[first : first + n]
-        for first, n in zip(firsts, windows.length - windows.context, strict=True)
-    ]
+    tokens, counts = corpus.split("train").tokens, windows.length - windows.context
+    text = [tokens[first : first + count] for first, count in zip(firsts, counts, strict=True)]
     assert together["token"].tolist() == np.concatenate(text).tolist()
     for name, column in together.items():
         torch.testing.assert_close(column, expected[name], rtol=1e-2, atol=1e-2)

@@ -29,23 +29,16 @@ def two(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Pa
     """Return a run with two datastores of different text, and the folder of the second text."""
     folder = tmp_path_factory.mktemp("other")
     for number in range(6):
-        (folder / f"{number}.txt").write_text(
-            "import os\nimport sys\n\nfor name in os.environ:\n    print(name)\n" * (9 + number)
-        )
+        text = "import os\nimport sys\n\nfor name in os.environ:\n    print(name)\n" * (9 + number)
+        (folder / f"{number}.txt").write_text(text)
     config = tiny(
         "experiment=knn_lm",
         *SECOND,
         f"+{OTHER}.datastore={{dataset: {{_target_: trime.data.datasets.folder.Folder, path: {folder},"
         " tokenizer: {_target_: trime.data.tokenizers.PythonSource}}, tokens: 300}",
         f"+{OTHER}.index={{factory: null, k: 16, rescore: true}}",
-        *(
-            "index.metric=ip",
-            "index.k=24",
-            "datastore.tokens=4000",
-            f"evaluate.rows={ROWS}",
-            "evaluate.analysis=true",
-            "evaluate.tokens=1200",
-        ),
+        *("index.metric=ip", "index.k=24", "datastore.tokens=4000", f"evaluate.rows={ROWS}"),
+        *("evaluate.analysis=true", "evaluate.tokens=1200"),
     )
     check(config)
     run(config)

@@ -26,11 +26,9 @@ def figures(config: DictConfig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     for artefact in (*graph.tune.build_order(), graph.evaluate):
         shutil.rmtree(artefact.folder, ignore_errors=True)
     run(config)
-    rows, tuned = graph.evaluate.rows(), graph.tune.tuned()
     measured = {"tokens_per_second", "peak_memory_mb", "seconds", "processor_ms_per_token"}
-    return [{name: row[name] for name in row.keys() - measured} for row in rows], {
-        name: tuned[name] for name in tuned.keys() - measured
-    }
+    tuned, *rows = ({name: row[name] for name in row.keys() - measured} for row in (graph.tune.tuned(), *graph.evaluate.rows()))
+    return rows, tuned
 
 
 @pytest.mark.parametrize(
