@@ -55,9 +55,8 @@ def batch(seed: int, rows: int = 3, short: int = 0) -> Batch:
 
 def test_padding_is_neither_scored_nor_memory() -> None:
     model, padded = module(InBatch(Local())), batch(1, short=3)
-    changed = padded._replace(
-        tokens=padded.tokens.masked_fill(~padded.scored, 5), targets=padded.targets.masked_fill(~padded.scored, 9)
-    )
+    tokens, targets = padded.tokens.masked_fill(~padded.scored, 5), padded.targets.masked_fill(~padded.scored, 9)
+    changed = padded._replace(tokens=tokens, targets=targets)
     one, other = model.losses(padded, None, False)[0], model.losses(changed, None, False)[0]
     assert len(one) == 21 and torch.equal(one, other)
 
@@ -82,9 +81,8 @@ def test_gradients_are_divided_once_by_the_updates_targets() -> None:
     summed = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     other = module(None)
     other.losses(both, None, False)[0].mean().backward()
-    assert all(
-        torch.allclose(a, p.grad) for a, p in zip(summed, (p for p in other.parameters() if p.grad is not None), strict=True)
-    )
+    together = [p.grad for p in other.parameters() if p.grad is not None]
+    assert all(map(torch.allclose, summed, together)) and len(summed) == len(together)
 
 
 def test_clipping_is_of_the_mean() -> None:
@@ -124,13 +122,16 @@ def test_gradients_reach_every_in_batch_memory() -> None:
 
 
 SHORT = (
-    "train.updates=7",
-    "train.checkpoint_every=2",
-    "train.validate_every=3",
-    "train.accumulate=2",
+    *("train.updates=7", "train.checkpoint_every=2", "train.validate_every=3", "train.accumulate=2"),
     "trainer.precision=32-true",  # 16 bits round what the number of processes changes
     "model.backbone.dropout=0.1",
 )
+ON_CPU = ("dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return how far weights lie apart, but for the keys' biases: their gradient is noise, which Adam amplifies."""
+    return torch.cat([(one[name] - other[name]).abs().flatten() for name in one if not name.endswith("qkv_proj.bias")])
 
 
 @pytest.mark.parametrize(
@@ -164,25 +165,12 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
 @pytest.mark.parametrize("experiment", ["trime_ext", "vanilla", "trime_long", "srupp_trime_long", "memorizing"])
 def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     """Memory spans the processes, even where a batch cannot be divided evenly; results are those of one process."""
-    options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
-    one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
-    config = tiny(*options, f"paths.outputs={tmp_path}/two", "trainer.devices=2")
-    two = train(config)
-    difference = {name: float((one[name] - two[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")}
-    assert max(difference.values()) < 5e-5, difference  # the gradient of the keys' biases is noise, which Adam amplifies
-    reports = [
-        json.loads((Graph(c).model.path() / "train.json").read_text())
-        for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
-    ]
+    options = f"experiment={experiment}", *ON_CPU
+    configs = [tiny(*options, f"paths.outputs={tmp_path}/{count}", f"trainer.devices={count}") for count in (1, 2)]
+    assert difference(*map(train, configs)).max() < 5e-5
+    reports = [json.loads((Graph(config).model.path() / "train.json").read_text()) for config in configs]
     assert [report["devices"] for report in reports] == [1, 2] and reports[0]["tokens"] == reports[1]["tokens"]
-    validations = [
-        [
-            float(row["valid/objective"])
-            for row in csv.DictReader(open(Graph(c).model.path() / "metrics.csv"))
-            if row["valid/objective"]
-        ]
-        for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
-    ]
+    validations = [*map(objectives, configs)]
     assert validations[0] == pytest.approx(validations[1], abs=1e-4) and validations[0]
 
 
@@ -192,12 +180,12 @@ def test_training_resumes_with_another_number_of_processes(
     experiment: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows' state is redistributed; the model is that of one uninterrupted process."""
-    options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
+    options = f"experiment={experiment}", *ON_CPU
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     with crash_before(5, monkeypatch):
         train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
     other = train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
-    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")) < 5e-5
+    assert difference(one, other).max() < 5e-5
 
 
 @pytest.mark.slow
@@ -209,9 +197,9 @@ def test_sharded_training_makes_the_model_of_one_process(
     experiment: str, optimizer: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training with FSDP, also where it is resumed with or without it, gives the model of one process."""
-    options = (f"experiment={experiment}", f"optimizer={optimizer}", "dataset.modules=20", "batching.size=5", *SHORT[:-1])
     tails = ("model.head.tied_projections=false",) * (experiment == "trime_ext")  # no target may lie in one process's tail
-    options = (*options, *tails, "train.clip_norm=0.5", "trainer.accelerator=cpu", "trainer.strategy=fsdp")
+    options = f"experiment={experiment}", f"optimizer={optimizer}", *ON_CPU, *tails, "train.clip_norm=0.5"
+    options = *options, "trainer.strategy=fsdp"
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     monkeypatch.setenv(SHARDED, str(tmp_path / "sharded"))
     monkeypatch.setattr(plan_module, "train_in", train_watched)
@@ -219,15 +207,8 @@ def test_sharded_training_makes_the_model_of_one_process(
         train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
     other = train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
     assert len((tmp_path / "sharded").read_text().split()) == 2 * ((before > 1) + (after > 1)), "of both processes"
-    difference = torch.cat([(one[name] - other[name]).abs().flatten() for name in one if not name.endswith("qkv_proj.bias")])
-    assert difference.mean() < 1e-7 and difference.max() < 2e-4  # Adam amplifies gradients that are only noise
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    apart = difference(one, other)
+    assert apart.mean() < 1e-7 and apart.max() < 2e-4  # Adam amplifies gradients that are only noise
 
 
 @pytest.mark.slow
@@ -236,16 +217,11 @@ def test_two_machines_train_the_model_of_one(tiny: Tiny, session_folder: Path, t
     options = ("experiment=trime_ext", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     two = [f"paths.outputs={tmp_path}/two", "trainer.num_nodes=2", "trainer.devices=1", "datastore.tokens=null"]
-    command = [
-        sys.executable,
-        str(ROOT / "cli.py"),
-        "size=tiny",
-        "logger=none",
-        f"paths.data={session_folder}/data",
-        *options,
-        *two,
-    ]
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    fixed = ["size=tiny", "logger=none", f"paths.data={session_folder}/data"]
+    command = [sys.executable, str(ROOT / "cli.py"), *fixed, *options, *two]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     machines = [
         subprocess.Popen(command, env=os.environ | environment | {"NODE_RANK": str(node)}, stdout=subprocess.PIPE, text=True)
         for node in (1, 0)
@@ -254,16 +230,13 @@ def test_two_machines_train_the_model_of_one(tiny: Tiny, session_folder: Path, t
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert "encode: made" in outputs[1] and "encode: made" not in outputs[0]
     assert "this machine is done" in outputs[0]
-    other = load_weights(tiny(*options, *two))
-    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")) < 5e-5
+    assert difference(one, load_weights(tiny(*options, *two))).max() < 5e-5
 
 
 def test_a_non_finite_loss_is_an_error_with_advice(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny(
-        "experiment=vanilla", "schedule.peak=1e30", "train.clip_norm=0", "train.updates=20", f"paths.outputs={tmp_path}"
-    )
+    diverges = "schedule.peak=1e30", "train.clip_norm=0", "train.updates=20", f"paths.outputs={tmp_path}"
     with pytest.raises(UserError, match=r"schedule\.peak"):
-        train(config)
+        train(tiny("experiment=vanilla", *diverges))
 
 
 def test_compiled_layers_train_the_same_model(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,28 +287,18 @@ def kept_update(config: DictConfig) -> int:
     return json.loads((Graph(config).model.path() / "train.json").read_text())["kept_update"]
 
 
-GETS_WORSE = (
-    "dataset.modules=20",
-    "train.updates=14",
-    "train.validate_every=4",
-    "train.checkpoint_every=4",
-    "schedule.warmup=0",
-)
-
-
 def test_the_best_weights_are_kept(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a rising learning rate makes training diverge, train.keep=best keeps the best weights, also in a killed run."""
-    rising = (*GETS_WORSE, "schedule.peak=0.001", "schedule.floor=0.4", "train.clip_norm=0", "experiment=trime")
+    every = "train.updates=14", "train.validate_every=4", "train.checkpoint_every=4", "train.clip_norm=0"
+    rising = "schedule.warmup=0", "schedule.peak=0.001", "schedule.floor=0.4", "dataset.modules=20", "experiment=trime", *every
     best, last = (tiny(*rising, f"train.keep={keep}", f"paths.outputs={tmp_path}/{keep}") for keep in ("best", "last"))
     weights_of = {"best": train(best), "last": train(last)}
     validations = objectives(best)
     assert [*validations] == [4, 8, 12, 14]
     assert kept_update(best) == min(validations, key=lambda update: validations[update]) < 14
     assert [*objectives(last)] == [4, 8, 12] and kept_update(last) == 14
-    until = tiny(
-        *rising, "train.keep=last", f"train.updates={kept_update(best)}", "schedule.updates=14", f"paths.outputs={tmp_path}"
-    )
-    for name, weight in train(until).items():
+    until = f"train.updates={kept_update(best)}", "schedule.updates=14", f"paths.outputs={tmp_path}"
+    for name, weight in train(tiny(*rising, "train.keep=last", *until)).items():
         assert torch.equal(weight, weights_of["best"][name]) and not torch.equal(weight, weights_of["last"][name])
     broken = tiny(*rising, "train.keep=best", f"paths.outputs={tmp_path}/broken")
     for update in (4, 9):  # right after a validation at which a checkpoint was due too, and later

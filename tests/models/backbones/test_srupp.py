@@ -65,9 +65,8 @@ def test_recurrence_is_srus_equations() -> None:
                 cell = f * cell + (1 - f) * float(u0)
                 x_t = float(x[row, step, lane])
                 assert float(c[row, step, lane]) == pytest.approx(cell)
-                assert float(h[row, step, lane]) == pytest.approx(
-                    r * float(mask[row, lane]) * cell + x_t * (1 - r * float(mask[row, lane]))
-                )
+                r *= float(mask[row, lane])
+                assert float(h[row, step, lane]) == pytest.approx(r * cell + x_t * (1 - r))
 
 
 @pytest.mark.parametrize("b, steps, d", [(1, 1, 1), (3, 40, 7), (2, 17, 128), (2, 9, 300)])

@@ -33,9 +33,8 @@ def model(
     """Return two layers in float64, the last one with a memory."""
     torch.manual_seed(0)
     memory = partial(KeyValueMemory, size=size, policy=policy or FIFO(), top_k=top_k)
-    backbone = memorizing_transformer(
-        PlainInput(WORDS, 16), 2, 2, 32, 512, memory, SlidingWindow(window), AttentionConfig()
-    ).double()
+    parts = memory, SlidingWindow(window), AttentionConfig()
+    backbone = memorizing_transformer(PlainInput(WORDS, 16), 2, 2, 32, 512, *parts).double()
     for attention in backbone.attentions:
         torch.nn.init.normal_(attention.bias.table)
     backbone.attentions[1].memory.bias.data.fill_(gate)
@@ -123,9 +122,7 @@ MODELS = [("memorizing", CONTENT_GATE), ("transformer_xl", []), ("srupp", [])]
 COMBINATIONS = [
     *((policy, "memorizing", PER_HEAD) for policy in POLICIES),
     *((policy, *model) for policy in ("fifo", "lra_sum", "snapkv") for model in MODELS),
-    *(
-        (policy, "memorizing", more) for policy in ("fifo", "lru") for more in (APPROXIMATE, FAISS)
-    ),  # that others are refused is tested below
+    *((policy, "memorizing", more) for policy in ("fifo", "lru") for more in (APPROXIMATE, FAISS)),
 ]
 
 
@@ -165,12 +162,8 @@ def test_a_state_may_be_read_again(policy: EvictionPolicy) -> None:
 def test_approximate_search_is_exact_where_all_are_candidates(heads: dict[str, bool]) -> None:
     tokens, outputs = text(2, 96), []
     approximate: dict[str, Any] = {"search": "approximate", "candidates": 63}
-    for more in (
-        {},
-        approximate,
-        approximate | {"candidates": 20, "observation_queries": 3},
-        {"search": "faiss", "candidates": 64},
-    ):
+    few = approximate | {"candidates": 20, "observation_queries": 3}
+    for more in ({}, approximate, few, {"search": "faiss", "candidates": 64}):
         torch.manual_seed(0)
         memory = partial(KeyValueMemory, size=64, policy=FIFO(), top_k=4, **heads, **more)
         parts = (memory, SlidingWindow(8), AttentionConfig())
@@ -185,22 +178,16 @@ def test_approximate_search_is_exact_where_all_are_candidates(heads: dict[str, b
 def test_cells_follow_a_table_that_is_written_to() -> None:
     """With all cells visited, FAISS retrieves what exact search does after any writes; with few cells, less."""
     torch.manual_seed(4)
-    table, full, partial_index = (
-        Table(*torch.zeros(2, 2, 400, 3, 8).unbind(0), torch.zeros(2, 400).bool()),
-        IVFKeyIndex(400),
-        IVFKeyIndex(40),
-    )
-    recalls = []
+    table = Table(*torch.zeros(2, 2, 400, 3, 8).unbind(0), torch.zeros(2, 400).bool())
+    full, partial_index, recalls = IVFKeyIndex(400), IVFKeyIndex(40), []
     for step in range(30):
         slots = (torch.arange(100) + 50 * step) % 400  # some are written for the first time, some again
         table.key[:, slots], table.filled[:, slots] = torch.randn(2, 100, 3, 8), True
         if step == 20:
             table.key[1], table.filled[1] = 0, False
         query = torch.randn(2, 3, 5, 8)
-        exact, found, fewer = (
-            search(query, all_keys(table), 4, exact_top),
-            *(index.search(query, table, 4) for index in (full, partial_index)),
-        )
+        exact = search(query, all_keys(table), 4, exact_top)
+        found, fewer = (index.search(query, table, 4) for index in (full, partial_index))
         filled = table.filled.any(1)
         assert torch.equal(exact.slot[filled], found.slot[filled])
         torch.testing.assert_close(exact.product, found.product.clamp(min=-1e3), rtol=0, atol=1e-5)
