@@ -61,20 +61,10 @@ def test_kinds_of_search_have_entries_for_their_cells() -> None:
             assert int(re.findall(r"[a-z](\d+)", str(factory), re.IGNORECASE)[0]) * MIN_POINTS_PER_CELL <= entries
 
 
+SIZES = {"SEGMENT": 64, "WIDTH": 32, "EXACT": 128, "TRAINED": 2, "ASKED": 2}
 # By benchmark: the words of its command, what is made small, and how many rows and claims come of it.
 MADE_SMALL: dict[str, tuple[str, dict[str, Any], int, int]] = {
-    "memorizing": (
-        "--sizes 256 128 --rounds 1",
-        {
-            "memorizing.SEGMENT": 64,
-            "memorizing.WIDTH": 32,
-            "memorizing.EXACT": 128,
-            "memorizing.TRAINED": 2,
-            "memorizing.ASKED": 2,
-        },
-        6,
-        4,
-    ),
+    "memorizing": ("--sizes 256 128 --rounds 1", {f"memorizing.{name}": of for name, of in SIZES.items()}, 6, 4),
     "packing": ("--sizes 300 40 --sizes 600 40 --queries 50 --rounds 1", {}, 4, 5),
     "mixture": (
         "--size tiny --tokens 300 --keys 2k --updates 1 --rounds 1 --outputs OUT --set index.k=16 tune.memory_size=[64]",

@@ -25,17 +25,8 @@ from trime.report.results import run_of
 def test_writing_the_pages_again_changes_nothing() -> None:
     written = pages()
     names = {path.name for path in written if path.parent.name not in ("findings", "results")}
-    own = {
-        "README.md",
-        "decoder-memory.md",
-        "reading-a-report.md",
-        "reproduce.md",
-        "results.md",
-        "settings.md",
-        "speed.md",
-        "sizing.md",
-    }
-    assert names == own and len(written) > len(own)
+    own = "README decoder-memory reading-a-report reproduce results settings speed sizing"
+    assert names == {f"{name}.md" for name in own.split(" ")} and len(written) > len(names)
     changed = [path.name for path, page in written.items() if path.read_text(encoding="utf-8") != page]
     assert not changed, f"{', '.join(changed)}: edit docs/templates and run make pages"
 

@@ -10,26 +10,13 @@ from tests.conftest import Tiny
 from trime.data.neighbours import STOP_WORDS, TermTable, english
 from trime.stages.graph import Graph
 
-STEMS = {  # examples from Porter (1980), at least one of each step
-    "caresses": "caress",
-    "ponies": "poni",
-    "agreed": "agre",
-    "plastered": "plaster",
-    "motoring": "motor",
-    "hopping": "hop",
-    "filing": "file",
-    "happy": "happi",
-    "relational": "relat",
-    "rational": "ration",
-    "triplicate": "triplic",
-    "adjustable": "adjust",
-    "probate": "probat",
-    "controlling": "control",
-}
+# Examples from Porter (1980), at least one of each step.
+WORDS = "caresses ponies agreed plastered motoring hopping filing happy relational rational triplicate adjustable probate"
+STEMS = "caress poni agre plaster motor hop file happi relat ration triplic adjust probat"
 
 
 def test_words_are_stemmed_without_stop_words_and_possessives() -> None:
-    assert english(" ".join(STEMS)) == [*STEMS.values()]
+    assert english(f"{WORDS} controlling") == [*STEMS.split(), "control"]
     text = "The Dog's bone , and THE dogs ’ bones ( it was 10,000.5 @-@ fold ) ."
     assert english(text) == ["dog", "bone", "dog", "bone", "10,000.5", "fold"]
     assert english("well-known foo_bar don't U.K") == ["well", "known", "foo_bar", "don't", "u.k"]

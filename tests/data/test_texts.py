@@ -152,9 +152,8 @@ def test_a_repository_with_tests_is_split_at_random(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(TEXT)
     dataset = Folder(str(tmp_path), Words(), seed=0)
-    assert (
-        sum(len(dataset.files(split)) for split in ("train", "valid", "test")) == 6 and "split at random" in dataset.notes()[0]
-    )
+    assert sum(len(dataset.files(split)) for split in ("train", "valid", "test")) == 6
+    assert "split at random" in dataset.notes()[0]
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "x.py").write_text(TEXT)
     assert Folder(str(tmp_path), Words()).notes()[0].startswith("train is train, test is test")

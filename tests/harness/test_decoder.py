@@ -126,17 +126,8 @@ def test_impossible_arguments(settings: dict[str, Any], message: str, decoder: P
 
 
 def test_the_command_line_tells_errors_in_a_line(decoder: Path) -> None:
-    arguments = [
-        "--model",
-        "trime-hf",
-        "--model_args",
-        f"pretrained={decoder},policy=LSTM,memory=9",
-        "--tasks",
-        "wikitext",
-        "--device",
-        "cpu",
-    ]
+    model = ["--model", "trime-hf", "--model_args", f"pretrained={decoder},policy=LSTM,memory=9"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "trime.harness", "run", *arguments]
+    command = [sys.executable, "-m", "trime.harness", "run", *model, "--tasks", "wikitext", "--device", "cpu"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: policy=LSTM: choose")

@@ -49,6 +49,10 @@ def test_the_built_in_questions_contain_their_answer() -> None:
     assert list(Rooms(words=0, count=9).examples("train")) != list(Rooms(words=0, count=9).examples("train", draw=1))
 
 
+ANSWER = {"Value": "The Beatles", "NormalizedValue": "beatles", "HumanAnswers": ["The Fab Four"]}
+ANSWER |= {"Aliases": ["Beatles, The"], "NormalizedAliases": ["beatles"]}
+
+
 @pytest.fixture
 def triviaqa(tmp_path: Path) -> Path:
     """Write a folder in the official format: five dev questions, each with a page, a search result and an unsaved page."""
@@ -56,13 +60,7 @@ def triviaqa(tmp_path: Path) -> Path:
         {
             "QuestionId": f"q{number}",
             "Question": f"Who is {number}?",
-            "Answer": {
-                "Value": "The Beatles",
-                "NormalizedValue": "beatles",
-                "Aliases": ["Beatles, The"],
-                "NormalizedAliases": ["beatles"],
-                "HumanAnswers": ["The Fab Four"],
-            },
+            "Answer": ANSWER,
             "EntityPages": [{"Filename": f"{number}.txt", "Title": f"{number}"}, {"Title": "never saved"}],
             "SearchResults": [{"Filename": f"3/3_{number}.txt", "Rank": 0}],
         }
@@ -113,13 +111,9 @@ def test_missing_evidence_is_counted(triviaqa: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_hubs_rows() -> None:
-    row = {
-        "question_id": "q",
-        "question": "Who?",
-        "entity_pages": {"wiki_context": ["one"]},
-        "search_results": {"search_context": ["two"]},
-        "answer": {"value": "Someone", "aliases": ["Some One"], "normalized_aliases": ["some one"]},
-    }
+    row = {"question_id": "q", "question": "Who?", "entity_pages": {"wiki_context": ["one"]}}
+    row |= {"search_results": {"search_context": ["two"]}}
+    row |= {"answer": {"value": "Someone", "aliases": ["Some One"], "normalized_aliases": ["some one"]}}
     example = from_hub(row)
     assert example.context == "one\n\ntwo" and exact_match("some_one", example) and not exact_match("someone else", example)
 

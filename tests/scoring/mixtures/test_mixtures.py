@@ -25,9 +25,8 @@ def random_masses(count: int, documents: int, seed: int = 0) -> ExpertMasses:
     """Return masses of a vocabulary and of a memory of two experts, right where its mass is large and sometimes empty."""
     generator = torch.Generator().manual_seed(seed)
     good = torch.rand(count, generator=generator) < 0.4
-    total = torch.stack(
-        [torch.full((count,), 5.0), *(torch.where(good, 6.0, 3.0) + torch.randn(2, count, generator=generator) / 4)], 1
-    )
+    of_memory = torch.where(good, 6.0, 3.0) + torch.randn(2, count, generator=generator) / 4
+    total = torch.stack([torch.full((count,), 5.0), *of_memory], 1)
     total[torch.rand(count, generator=generator) < 0.1, 1:] = -torch.inf
     share = torch.stack([torch.full((count,), 0.1), torch.where(good, 0.8, 0.001), torch.where(good, 0.6, 0.01)], 1)
     return ExpertMasses(total + share.log(), total, torch.arange(count) * documents // count)
@@ -141,25 +140,16 @@ def test_history_is_a_decaying_mean() -> None:
     masses = ExpertMasses(scores, torch.zeros(700, 2), document)
     whole = History(decays).text_features(masses)
     pieces = History(decays)
-    parts = [
-        pieces.features(int(document[i]), scores[i : i + 7])
-        for s in (0, 400)
-        for i in range(s, s + (400, 300)[s > 0], 7)
-        if i + 7 <= (400, 700)[s > 0]
-    ]
-    torch.testing.assert_close(torch.cat(parts[:57]), whole[:399])
+    parts = [pieces.features(0, scores[start : start + 7]) for start in range(0, 399, 7)]
+    torch.testing.assert_close(torch.cat(parts), whole[:399])
     torch.testing.assert_close(History(decays).features(0, scores[:400]), whole[:400])  # longer than a CHUNK
     expected = []
-    for number, value in enumerate(scores.clamp(min=HISTORY_FLOOR)):
+    for number in range(700):
         begin = 0 if number < 400 else 400
         past = scores[begin:number].clamp(min=HISTORY_FLOOR)
-        row = []
-        for decay in decays:
-            share = torch.tensor([decay ** (number - begin - 1 - i) for i in range(number - begin)])
-            row.append(
-                (share[:, None] * past).sum(0) / share.sum() if number > begin else torch.full_like(value, HISTORY_DEFAULT)
-            )
-        expected.append(torch.cat(row))
+        shares = [torch.tensor([decay ** (number - begin - 1 - i) for i in range(number - begin)]) for decay in decays]
+        means = [(share[:, None] * past).sum(0) / share.sum() for share in shares]
+        expected.append(torch.cat(means) if number > begin else torch.full((2 * len(decays),), HISTORY_DEFAULT))
     torch.testing.assert_close(whole, torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
@@ -193,10 +183,9 @@ def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny, tm
     again = tiny(*overrides, f"mixture.path={path}", "mixture.model.epochs=1")
     run(again)
     assert not Graph(again).tune.summary()["crossfitted"]  # type: ignore[attr-defined]
-    same = [
-        json.loads((Graph(each).run_folder / "results.json").read_text())["metrics"]["test"][-1] for each in (config, again)
-    ]
-    assert same[0]["loss"] == pytest.approx(same[1]["loss"], abs=1e-6)
+    files = [Graph(each).run_folder / "results.json" for each in (config, again)]
+    same = [json.loads(file.read_text())["metrics"]["test"][-1]["loss"] for file in files]
+    assert same[0] == pytest.approx(same[1], abs=1e-6)
     for other in ("mixture=calibrated", "mixture.model.history=[0.5,0.9]", "mixture.temperatures=[0.3,0.6,1.2,2.4]"):
         with pytest.raises(UserError, match="fit it anew"):
             run(tiny(*overrides, f"mixture.path={path}", other))
