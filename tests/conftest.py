@@ -27,6 +27,7 @@ from trime.common.io import replacing
 from trime.config.folder import CONF
 
 ROOT = Path(__file__).parents[1]
+EVERY = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))  # experiments
 SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))
 sys.path.insert(0, str(ROOT))
 NO_PICTURES = [f"report.figures.{name}=null" for name in ("picture", "memories", "analysis")]  # half of a small run's time

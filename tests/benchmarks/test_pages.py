@@ -17,6 +17,7 @@ from benchmarks.older import changes_since, rooms_of
 from benchmarks.on_device import Step, main, run_steps
 from benchmarks.pages import RESULTS, TEMPLATES, Folder, benchmark, pages
 from benchmarks.parcels import cut, join
+from benchmarks.pictures import FOLDER, PICTURES
 from tests.conftest import composed
 from trime.errors import UserError
 from trime.report.results import run_of
@@ -162,3 +163,10 @@ def test_results_older_than_their_code_are_named() -> None:
     assert "trime/models/pretrained" in rooms_of("attendre")
     assert changes_since("0" * 40, ["trime"]) is None
     assert changes_since("HEAD", rooms_of("attendre")) == []
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_drawn_and_shown(name: str, tmp_path: Path) -> None:
+    PICTURES[name](tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000 and (FOLDER / f"{name}.png").is_file()
+    assert any(f"]({name}.png)" in page.read_text() for page in FOLDER.glob("*.md"))

@@ -15,9 +15,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from tests.conftest import ROOT, Tiny, composed, experiment
+from tests.conftest import EVERY, ROOT, Tiny, composed, experiment
 from tests.helpers.decoders import model_of, tokenizer_of
-from tests.helpers.experiments import EVERY, TRANSLATE
 from trime.common.io import partial_of, plain
 from trime.config.check import check_parts, validate
 from trime.config.rows import all_rows
@@ -33,7 +32,7 @@ from trime.token_memory.search import index as indices
 from trime.translation.pairs.base import Parallel
 
 CONF = ROOT / "conf"
-OTHERS = {*TRANSLATE, "decoder_memory"}  # which needs a model
+OTHERS = {"mt_vanilla", "knn_mt", "trime_mt", "decoder_memory"}  # the last one needs a model
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in OTHERS]  # of language models
 FILES = sorted([*EVERY, *(row.experiment for row in all_rows() if row.name)])
 ABLATIONS = [name for name in FILES if name.startswith("ablation/")]

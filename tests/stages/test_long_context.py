@@ -13,8 +13,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from tests.conftest import Tiny
-from tests.helpers.experiments import EVERY
+from tests.conftest import EVERY, Tiny
 from trime.common.choices import ORDERS
 from trime.common.io import plain, read_json_lines
 from trime.common.metrics import share_interval

@@ -23,6 +23,7 @@ from tests.helpers.fairseq_translation import (
     random_weights,
     write_checkpoint,
 )
+from trime.errors import UserError
 from trime.lab.runner import run
 from trime.models.fairseq import read_checkpoint
 from trime.models.network import build_network
@@ -54,7 +55,9 @@ def test_forward(form: tuple[bool, bool], tmp_path: Path) -> None:
     cache, encoded = None, backbone.encode_source(source)  # type: ignore[operator]
     for position in range(previous.shape[1]):
         step, cache = backbone.step(encoded, previous[:, position : position + 1], cache)  # type: ignore[operator]
-        assert (step.f[:, 0] - f[:, position]).abs().max() < 2e-5
+        assert (step.f[:, 0] - f[:, position]).abs().max() < 2e-5 and (step.g[:, 0] - g[:, position]).abs().max() < 2e-5
+    with pytest.raises(UserError, match="positions=1024"):
+        backbone(torch.full((1, 1025), 5), previous[:1])
 
 
 @pytest.mark.parametrize("form", FORMS)

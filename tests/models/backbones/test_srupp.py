@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import DEVICE, composed
 from tests.helpers.laws import eq5
-from tests.helpers.stateful import read
+from tests.models.backbones.test_stateful import WORDS, read, text
 from trime.common.types import Batch, TokenPosition, contexts_of
 from trime.kv.bounded import BoundedMemory
 from trime.kv.eviction.fifo import FIFO
@@ -21,8 +21,6 @@ from trime.models.network import Network, build_network
 from trime.token_memory.train.in_batch import InBatch
 from trime.token_memory.train.visibility import Previous
 from trime.training.language_model import LanguageModel, UpdateSettings
-
-WORDS = 40
 
 
 def model(size: int = 64, heads: int = 1) -> StatefulBackbone:
@@ -42,10 +40,6 @@ def random_inputs(b: int, steps: int, d: int, dtype: torch.dtype = torch.float32
     inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     inputs[4] = (torch.rand(b, d) < 0.8) / 0.8
     return [part.to(dtype).requires_grad_(number < 4) for number, part in enumerate(inputs)]
-
-
-def text(rows: int, length: int) -> torch.Tensor:
-    return torch.randint(WORDS, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
 def test_recurrence_is_srus_equations() -> None:

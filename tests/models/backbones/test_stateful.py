@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, composed
-from tests.helpers.stateful import read
 from trime import FIFO, LRU, Constant, Sink
 from trime.common.types import Batch
 from trime.kv.bounded import BoundedMemory
@@ -54,6 +53,15 @@ def xl(size: int, policy: EvictionPolicy, longest: int = 64) -> StatefulBackbone
 def text(rows: int, length: int) -> torch.Tensor:
     """Return rows of random tokens."""
     return torch.randint(WORDS, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def read(backbone: StatefulBackbone, tokens: torch.Tensor, size: int) -> torch.Tensor:
+    """Return f of a text that is read in segments of ``size`` tokens."""
+    state, outputs = None, []
+    for part in tokens.split(size, dim=1):
+        encoding, state = backbone(part, state, None)
+        outputs.append(encoding.f)
+    return torch.cat(outputs, 1)
 
 
 @pytest.mark.parametrize("window", [5, 8, 64])
