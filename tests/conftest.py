@@ -74,11 +74,8 @@ def shared_configurations(tmp_path_factory: pytest.TempPathFactory) -> None:
 def is_value(override: str) -> bool:
     """Return True for ``key=value`` that sets a value: it neither chooses a yaml file, nor adds, deletes or sweeps."""
     key, _, value = override.partition("=")
-    return (
-        re.fullmatch(r"\w[\w.]*", key) is not None
-        and not (CONF / key).is_dir()
-        and "," not in re.sub(r"[\[{].*[\]}]", "", value)
-    )
+    is_key = re.fullmatch(r"\w[\w.]*", key) is not None and not (CONF / key).is_dir()
+    return is_key and "," not in re.sub(r"[\[{].*[\]}]", "", value)
 
 
 def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:
@@ -88,9 +85,8 @@ def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:
     them. A value that does not fit is left to Hydra, for its message.
     """
     values = [override for override in overrides if is_value(override) and not return_hydra]
-    config: DictConfig = pickle.loads(
-        pickled(tuple(override for override in overrides if override not in values), return_hydra)
-    )
+    chosen = tuple(override for override in overrides if override not in values)
+    config: DictConfig = pickle.loads(pickled(chosen, return_hydra))
     try:
         for override in OverridesParser.create().parse_overrides(values):
             OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
@@ -168,16 +164,10 @@ def tiny(session_folder: Path) -> Tiny:
     """
 
     def make(*overrides: str, return_hydra: bool = False, pictures: bool = False) -> DictConfig:
-        fixed = [
-            *([] if pictures else NO_PICTURES),
-            f"paths.data={session_folder}/data",
-            f"paths.outputs={session_folder}/outputs",
-            "logger=none",
-            "report.samples.passages=0",
-        ]
-        return composed(
-            "size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", *fixed, *overrides, return_hydra=return_hydra
-        )
+        fixed = ["size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", "logger=none"]
+        fixed += ["report.samples.passages=0", *([] if pictures else NO_PICTURES)]
+        fixed += [f"paths.{name}={session_folder}/{name}" for name in ("data", "outputs")]
+        return composed(*fixed, *overrides, return_hydra=return_hydra)
 
     return make
 

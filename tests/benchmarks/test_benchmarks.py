@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 
 from benchmarks import __main__, external, objective, packing
 from benchmarks.measure import Claim, alternately
-from tests.helpers.decoders import model_of, text_of, tokenizer_of, write_texts
+from tests.helpers.decoders import save_decoder, text_of, tokenizer_of, write_texts
 from tests.helpers.pretrained import save_model
 from trime.token_memory.search.search import MIN_POINTS_PER_CELL
 
@@ -174,17 +175,13 @@ def test_recall_is_measured_as_its_store_grows(bench: Bench) -> None:
 @pytest.mark.slow
 def test_lines_are_completed_and_names_ranked(bench: Bench, tmp_path: Path) -> None:
     """With and without memory, and passages; the same command goes on from what is finished."""
-    tokenizer = tokenizer_of(tmp_path)
-    tokenizer.save_pretrained(tmp_path / "decoder")
-    model_of("Llama", len(tokenizer), max_position_embeddings=4096).save_pretrained(tmp_path / "decoder")
     texts = write_texts(tmp_path / "texts", range(12))
-    words = ["--model", str(tmp_path / "decoder"), "--texts", str(texts), "--folder", str(tmp_path / "done")]
+    words = ["--model", str(save_decoder(tmp_path)), "--texts", str(texts), "--folder", str(tmp_path / "done")]
     words += ["--characters", "40000", "--places", "3", "--dtype", "float32"]
     rows = bench("completion", *words)["rows"]
     lines = [row for row in rows if row.get("places")]
-    assert [(row["beside the text"], row["memories"]) for row in lines[:4]] == [
-        (beside, memories) for beside in ("nothing", "3 passages") for memories in ("none", "all")
-    ]
+    ways = [*product(("nothing", "3 passages"), ("none", "all"))]
+    assert [(row["beside the text"], row["memories"]) for row in lines[:4]] == ways
     assert all(row["places"] == 3 and row["bits a byte"] > 0 for row in lines)
     assert lines[1]["bits a byte"] < lines[0]["bits a byte"], "a random model knows nothing, the memory knows the names"
     assert bench("completion", *words)["rows"] == rows
@@ -193,13 +190,11 @@ def test_lines_are_completed_and_names_ranked(bench: Bench, tmp_path: Path) -> N
 def test_caches_answer_the_same_prompts(bench: Bench, tmp_path: Path) -> None:
     """With everything kept, and with a share of the prompt; answers that are there are not made again, the others are."""
     pytest.importorskip("lm_eval", reason="the extra harness")
-    tokenizer = tokenizer_of(tmp_path)
-    tokenizer.save_pretrained(tmp_path / "decoder")
-    model_of("Llama", len(tokenizer), max_position_embeddings=4096).save_pretrained(tmp_path / "decoder")
+    decoder = save_decoder(tmp_path)
     prompts = [{"task": "niah_single_1", "prompt": text_of(seed, 12), "outputs": ["lock"], "longest": 4} for seed in range(2)]
     (tmp_path / "done").mkdir()
     (tmp_path / "done" / "prompts-decoder-400-2-128-niah_single_1.json").write_text(json.dumps(prompts))
-    words = ["--model", str(tmp_path / "decoder"), "--folder", str(tmp_path / "done"), "--tokens", "400", "--prompts", "2"]
+    words = ["--model", str(decoder), "--folder", str(tmp_path / "done"), "--tokens", "400", "--prompts", "2"]
     words += ["--tasks", "niah_single_1", "--share", "0.25", "--dtype", "float32", "--ours", "Sink", "KVzip, AdaKV, whole"]
     rows = bench("duel", *words)["rows"]
     assert [row["contestant"] for row in rows] == ["all is kept", "Sink", "KVzip, AdaKV, whole"]

@@ -152,19 +152,6 @@ def test_folder_split_by_ratio_and_seed(tmp_path: Path) -> None:
     assert one.layout == Folder(str(tmp_path), Words(), ratio=0.1).layout
 
 
-@pytest.mark.parametrize("blank", [b"\n", b""])
-def test_a_single_file_is_split_between_paragraphs(blank: bytes, tmp_path: Path) -> None:
-    """In order, each part about its share of the bytes, and nothing lost; between lines if there are no blank ones."""
-    lines = [f"paragraph {number} has a line .\n".encode() + blank for number in range(200)]
-    file = tmp_path / "input.txt"
-    file.write_bytes(b"".join(lines))
-    folder = Folder(str(file), Words(), ratio=0.1)
-    parts = [b"".join(line for document in folder.documents(split) for line in document.lines) for split in SPLITS]
-    assert b"".join(parts) == b"".join(lines) and all(part.startswith(b"paragraph") for part in parts)
-    assert [round(len(part) / file.stat().st_size, 1) for part in parts] == [0.8, 0.1, 0.1]
-    assert [folder.size(split) for split in SPLITS] == [len(part) for part in parts]
-
-
 def test_valid_may_be_called_dev(tmp_path: Path) -> None:
     for name in ("train", "dev", "test"):
         (tmp_path / f"{name}.txt").write_text(name)
@@ -353,9 +340,8 @@ def test_a_long_document_is_split_over_rows(size: int) -> None:
 def test_alternating_batches_are_consecutive_and_of_neighbours_in_turn() -> None:
     """The neighbours of a segment are here congruent modulo 7, so that no two of them are consecutive."""
     count = len(SEGMENTS)
-    neighbours = np.array(
-        [[other for other in range(count) if other != number and other % 7 == number % 7][:5] for number in range(count)]
-    )
+    congruent = [[other for other in range(number % 7, count, 7) if other != number] for number in range(count)]
+    neighbours = np.array([others[:5] for others in congruent])
     batches = Alternating(4, 4, 5, 0).plan(SEGMENTS, 0, neighbours)
     following = [sum(b - a == 1 for a, b in pairwise(batch)) for batch in batches]
     full = [number for number, batch in enumerate(batches) if len(batch) == 4]

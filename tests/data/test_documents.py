@@ -73,22 +73,29 @@ def test_what_is_no_text_is_left_out_and_counted(tmp_path: Path) -> None:
     assert found.layout.left_out == Counter({"hidden": 4} | once)
 
 
+LINES = [f"paragraph {number} has a line .\n" for number in range(200)]
+
+
 @pytest.mark.parametrize(
-    "line",
+    "text, start",
     [
-        " ".join(f"word{number}" for number in range(40_000)),
-        "自然语言处理研究如何让计算机理解人类语言" * 2000,
-        "title\n" + "few words " * 20_000 + "\nend\n",
+        ("\n".join(LINES), "paragraph"),
+        ("".join(LINES), "paragraph"),
+        (" ".join(f"word{number}" for number in range(40_000)), ""),
+        ("自然语言处理研究如何让计算机理解人类语言" * 2000, ""),
+        ("title\n" + "few words " * 20_000 + "\nend\n", ""),
     ],
 )
-def test_a_single_line_is_split_within(line: str, tmp_path: Path) -> None:
-    file = tmp_path / "line.txt"
-    file.write_text(line)
-    folder = Folder(str(file), Words())
-    parts = [b"".join(line for document in folder.documents(split) for line in document.lines).decode() for split in SPLITS]
-    assert "".join(parts) == line, "cut between characters, not within them"
-    assert [round(len(part) / len(line), 2) for part in parts] == [0.9, 0.05, 0.05]
-    assert folder.notes()[0].endswith("within its lines")
+def test_a_single_file_is_split_in_its_order(text: str, start: str, tmp_path: Path) -> None:
+    """Each part is about its share, and nothing is lost: between paragraphs, or lines, or within a line between characters."""
+    file = tmp_path / "input.txt"
+    file.write_text(text)
+    folder = Folder(str(file), Words(), ratio=0.1)
+    parts = [b"".join(line for document in folder.documents(split) for line in document.lines) for split in SPLITS]
+    assert b"".join(parts).decode() == text and all(part.decode().startswith(start) for part in parts)
+    assert [round(len(part.decode()) / len(text), 1 if start else 2) for part in parts] == [0.8, 0.1, 0.1]
+    assert [folder.size(split) for split in SPLITS] == [len(part) for part in parts]
+    assert folder.notes()[0].endswith("within its lines") == (not start)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-be"])

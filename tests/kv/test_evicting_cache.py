@@ -19,7 +19,7 @@ import peft
 import transformers
 
 import trime
-from tests.helpers.decoders import FAMILIES, model_of
+from tests.helpers.decoders import FAMILIES, add_contrast, model_of
 from tests.helpers.pretrained import save_model
 from trime import H2O, TOVA, BelowMean, EvictingCache, KeyNorm, OwnPosition, Raw, SnapKV, Softmax
 from trime.common.pretrained import load_pretrained
@@ -39,6 +39,7 @@ POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
     "lra_sum": lambda: trime.LRASum(BelowMean(1.0), Raw()),
 }
 SIZE, CHUNK = 12, 5
+LOGITS = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True, "output_logits": True}  # of generate
 
 
 @pytest.fixture(
@@ -69,10 +70,7 @@ def test_generation_is_that_of_the_reader(name: str, top_k: int | None, folder: 
     reading = ReadingConfig(memories(other, POLICIES[name](), top_k), CHUNK)
     session = DecoderAnswerer(RopeDecoder(other, "none", cached_keys="after_rope"), reading).read(prompt)
     cache = EvictingCache(model, SIZE, POLICIES[name](), top_k, CHUNK)
-    settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-    output = model.generate(
-        torch.tensor(prompt), past_key_values=cache, return_dict_in_generate=True, output_logits=True, **settings
-    )
+    output = model.generate(torch.tensor(prompt), past_key_values=cache, max_new_tokens=6, **LOGITS)
     written = output.sequences[:, 40:]
     for number, logits in enumerate(output.logits):
         torch.testing.assert_close(logits, session.next_logits(written[:, :number]), atol=1e-5, rtol=1e-5)
@@ -86,17 +84,14 @@ def test_a_text_that_its_question_guides_is_that_of_the_reader(policy: EvictionP
     model, other = load_pretrained(str(folder)), load_pretrained(str(folder))
     prompt = torch.randint(3, 20, (2, 40))
     text, question = prompt.split([34, 6], 1)
-    answerer = DecoderAnswerer(
-        RopeDecoder(other, "none", cached_keys="after_rope"),
-        ReadingConfig(memories(other, policy, None), CHUNK, prefill="guided"),
-    )
+    settings = ReadingConfig(memories(other, policy, None), CHUNK, prefill="guided")
+    answerer = DecoderAnswerer(RopeDecoder(other, "none", cached_keys="after_rope"), settings)
     reading = answerer.start(text.tolist(), questions=question.tolist())
     cache = EvictingCache(model, SIZE, policy, chunk=CHUNK)
     cache.read(model, text, question)
     for layer, kept in enumerate(reading.reader.cache.kept()):
         assert torch.equal(cache.positions(layer).sort(1).values, kept.sort(1).values)
-    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
-    output = model.generate(prompt, past_key_values=cache, return_dict_in_generate=True, output_logits=True, **settings)
+    output = model.generate(prompt, past_key_values=cache, max_new_tokens=4, **LOGITS)
     session, written = reading.ask(question.tolist()), output.sequences[:, 40:]
     for number, logits in enumerate(output.logits):
         torch.testing.assert_close(logits, session.next_logits(written[:, :number]), atol=1e-5, rtol=1e-5)
@@ -128,9 +123,8 @@ def test_a_row_of_a_batch_is_the_row_alone(name: str, folder: Path) -> None:
         found = [model(tokens[:, part], past_key_values=cache, **own).logits for part, own in zip(steps, given, strict=True)]
         for row in range(3):
             first, cache = int(mask[row].argmax()), EvictingCache(model, SIZE, BATCHED[name](), chunk=CHUNK)
-            alone = [
-                model(tokens[row : row + 1, max(first, part.start) : part.stop], past_key_values=cache).logits for part in steps
-            ]
+            own = [tokens[row : row + 1, max(first, part.start) : part.stop] for part in steps]
+            alone = [model(part, past_key_values=cache).logits for part in own]
             together = torch.cat(found, 1)[row : row + 1, first:]
             torch.testing.assert_close(together, torch.cat(alone, 1), atol=1e-5, rtol=1e-5)
 
@@ -234,9 +228,7 @@ OWN = {  # what layers of a family have of their own
 def test_any_decoder_reads_with_it(kind: str) -> None:
     """With room for everything attention is the model's own, with its scale, cap and windows; of the newest alone it slides."""
     model, tokens = model_of(kind, 50, **OWN.get(kind, {})), torch.randint(3, 50, (2, 30))
-    model.set_attn_implementation("eager")  # no other has a cap
-    for weight in model.parameters():
-        weight.data *= 4 if weight.dim() > 1 else 1  # attention of small weights is nearly uniform
+    add_contrast(model).set_attn_implementation("eager")  # no other has a cap
     expected = model(tokens).logits
     for policy in (trime.FIFO(), TOVA(Softmax()), H2O(Softmax())):
         cache = EvictingCache(model, 40, policy, chunk=7)
@@ -331,9 +323,7 @@ def test_a_second_turn_follows_all_that_was_written() -> None:
     ends = [int((row[20:] == end).nonzero()[0]) + 21 if (row[20:] == end).any() else len(row) for row in output]
     assert ends[0] < output.shape[1] and [int(row.sum()) - 5 for row in inputs["attention_mask"]] == ends
     position = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    expected = (
-        model(inputs["input_ids"], attention_mask=inputs["attention_mask"], position_ids=position).logits[:, -1].argmax(1)
-    )
+    expected = model(**inputs, position_ids=position).logits[:, -1].argmax(1)
     answer = model.generate(**inputs, max_new_tokens=1, past_key_values=cache, **settings)
     assert torch.equal(answer[:, -1], expected)
 

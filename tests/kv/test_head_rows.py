@@ -36,9 +36,8 @@ def test_heads_that_keep_the_same_answer_as_together(form: str, size: int, polic
     """A memory that holds everything, and a policy that does not see attention; entries are those of every head."""
     folder = save_model(form, tmp_path, **({} if form == "GPTNeoX" else {"num_attention_heads": 4}))  # two share a head of keys
     prompts = [torch.randint(3, 20, (length,)).tolist() for length in (LENGTH, LENGTH - 9)]
-    apart, together = (
-        decoder_answerer(folder, policy, size, CHUNK, per_head=per_head).read(prompts) for per_head in (True, False)
-    )
+    answerers = [decoder_answerer(folder, policy, size, CHUNK, per_head=per_head) for per_head in (True, False)]
+    apart, together = (answerer.read(prompts) for answerer in answerers)
     written = torch.tensor([[4, 5, 6], [7, 8, 9]])
     for count in range(3):
         ours, others = (session.next_logits(written[:, :count]) for session in (apart, together))

@@ -72,6 +72,6 @@ def without_measured(content: Any) -> Any:
         return [*map(without_measured, content)]
     measured = {"seconds", "build_seconds", "tokens_per_second", "peak_memory_mb"}
     measured |= {"encode_seconds_per_token", "seconds_per_token", "processor_seconds", "processor_ms_per_token"}
-    return (
-        {name: without_measured(content[name]) for name in content.keys() - measured} if isinstance(content, dict) else content
-    )
+    if isinstance(content, dict):
+        return {name: without_measured(content[name]) for name in content.keys() - measured}
+    return content

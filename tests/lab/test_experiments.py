@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from tests.conftest import EVERY, ROOT, Tiny, composed, experiment
-from tests.helpers.decoders import model_of, tokenizer_of
+from tests.helpers.decoders import save_decoder
 from trime.common.io import partial_of, plain
 from trime.config.check import check_parts, validate
 from trime.config.rows import all_rows
@@ -121,10 +121,7 @@ def test_every_experiment_runs(name: str, tiny: Tiny) -> None:
 
 @pytest.mark.slow
 def test_a_decoder_with_every_memory_runs(tiny: Tiny, text_folder: Path, tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(tmp_path)
-    for part in (tokenizer, model_of("Llama", len(tokenizer))):
-        part.save_pretrained(tmp_path / "decoder")
-    config = tiny("experiment=decoder_memory", f"model.name={tmp_path}/decoder", f"dataset.path={text_folder}")
+    config = tiny("experiment=decoder_memory", f"model.name={save_decoder(tmp_path)}", f"dataset.path={text_folder}")
     assert run(config).loss == last_loss(config)
 
 

@@ -47,10 +47,8 @@ def test_a_run_from_nothing_writes_the_same_bytes(words: list[str], tiny: Tiny, 
     written = []
     for number in range(2):
         folder = tmp_path / str(number)
-        config = tiny(
-            *words, f"paths.outputs={folder}/outputs", f"paths.data={folder}/data", "train.updates=4", "dataset.modules=20"
-        )
-        run(config)
+        places = f"paths.outputs={folder}/outputs", f"paths.data={folder}/data"
+        run(tiny(*words, *places, "train.updates=4", "dataset.modules=20"))
         written.append(contents(folder))
     assert written[0].keys() == written[1].keys() and len(written[0]) > 5
     assert [name for name, content in written[0].items() if content != written[1][name]] == []

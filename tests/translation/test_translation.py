@@ -177,12 +177,10 @@ def test_the_difference_of_bleu_is_sacrebleu_s_paired_bootstrap() -> None:
 
     draw, words = random.Random(0), ["a", "b", "c", "d", "e", "f", "g", "h"]
     references = [" ".join(draw.choices(words, k=draw.randint(6, 14))) for _ in range(200)]
-    systems = [
-        [" ".join(w if draw.random() > rate else "x" for w in reference.split()) for reference in references]
-        for rate in (0.1, 0.14)
-    ]
-    groups = []
-    for number, texts in enumerate(systems):
+    systems, groups = [], []
+    for number, rate in enumerate((0.1, 0.14)):
+        texts = [" ".join(w if draw.random() > rate else "x" for w in reference.split()) for reference in references]
+        systems.append(texts)
         content, statistics = made(str(number), 0, [1.0] * 200), bleu_statistics(texts, references)
         content["metrics"]["test"] = [content["metrics"]["test"][0] | {"bleu_statistics": statistics}]
         groups.append(group_of([content]))

@@ -56,16 +56,11 @@ ANSWER |= {"Aliases": ["Beatles, The"], "NormalizedAliases": ["beatles"]}
 @pytest.fixture
 def triviaqa(tmp_path: Path) -> Path:
     """Write a folder in the official format: five dev questions, each with a page, a search result and an unsaved page."""
-    rows = [
-        {
-            "QuestionId": f"q{number}",
-            "Question": f"Who is {number}?",
-            "Answer": ANSWER,
-            "EntityPages": [{"Filename": f"{number}.txt", "Title": f"{number}"}, {"Title": "never saved"}],
-            "SearchResults": [{"Filename": f"3/3_{number}.txt", "Rank": 0}],
-        }
-        for number in range(5)
-    ]
+    rows = []
+    for number in range(5):
+        pages = [{"Filename": f"{number}.txt", "Title": f"{number}"}, {"Title": "never saved"}]
+        found = {"EntityPages": pages, "SearchResults": [{"Filename": f"3/3_{number}.txt", "Rank": 0}]}
+        rows.append({"QuestionId": f"q{number}", "Question": f"Who is {number}?", "Answer": ANSWER} | found)
     write_split(tmp_path / "triviaqa-unfiltered", "dev", rows)
     without = [{key: value for key, value in row.items() if key != "Answer"} for row in rows]
     write_split(tmp_path / "triviaqa-unfiltered", "test-without-answers", without)
