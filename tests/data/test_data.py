@@ -254,9 +254,7 @@ def test_enwik8_form_is_split_90_5_5_by_bytes(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(1, 17), st.integers(0, 20), st.integers(1, 200))
 @settings(max_examples=60, deadline=None)
-def test_every_token_is_scored_once_with_the_tokens_before_it(
-    lengths: list[int], block: int, context: int, budget: int
-) -> None:
+def test_every_token_is_scored_once(lengths: list[int], block: int, context: int, budget: int) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     text = Split(np.arange(offsets[-1]) + 100, offsets)
     allocated = allocate_tokens(np.array(lengths), budget)

@@ -138,9 +138,7 @@ class Apart(EvictingCache):
 @torch.no_grad()
 @pytest.mark.parametrize(("top_k", "padded"), [(None, False), (4, True)])
 @pytest.mark.parametrize("name", BATCHED)
-def test_layers_that_decode_together_keep_what_each_would_keep(
-    name: str, top_k: int | None, padded: bool, folder: Path
-) -> None:
+def test_layers_decode_together_as_each_for_itself(name: str, top_k: int | None, padded: bool, folder: Path) -> None:
     """Whatever comes between tokens: padding, a question that looks back, rows that change places, a look at what is kept."""
     model = load_pretrained(str(folder))
     tokens, mask = torch.randint(3, 20, (3, 60)), torch.ones(3, 60, dtype=torch.long)

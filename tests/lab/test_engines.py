@@ -28,9 +28,7 @@ def test_one_process_makes_all_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_artefacts_of_ray_are_those_of_one_process(
-    tiny: Tiny, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_makes_the_same_artefacts(tiny: Tiny, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="pip install -e '.[cluster]'").shutdown()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for module, setting in ((encode, "SHARD"), (pack, "QUERIES"), (scoring, "SPAN")):

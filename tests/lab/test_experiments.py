@@ -168,9 +168,7 @@ def test_every_choice_of_every_group_is_understood(number: int, text_folder: Pat
             assert list(found.documents("train"))
 
 
-def test_stages_alone_are_skipped_when_done_and_ask_for_what_is_missing(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stages_alone_ask_for_what_is_missing(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "experiment=trime", f"paths.outputs={tmp_path}", "mixture=none"
     run(tiny(*words, "stages=[prepare]"))
     with pytest.raises(UserError, match="add fit to stages="):
@@ -204,7 +202,7 @@ def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Tiny, text_folde
         (["dataset=folder_words", "dataset.path=TEXT", "datastore.split=test"], [False, True]),  # under another name
     ],
 )
-def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
+def test_a_store_of_the_scored_split_hides_own_entries(
     words: list[str], hidden: list[bool], tiny: Tiny, text_folder: Path
 ) -> None:
     store = "dataset@datastore.dataset=folder_words", "datastore.dataset.path=TEXT", "stages=[prepare,fit,encode,index]"

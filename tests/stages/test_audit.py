@@ -95,9 +95,7 @@ def test_a_planted_violation_is_caught(
         audit(Graph(honest))
 
 
-def test_documents_that_are_not_bounded_are_reported(
-    honest: DictConfig, tiny: Tiny, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_documents_that_are_not_bounded_are_reported(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     stages = "stages=[import,prepare,pack,fit,encode,index,tune,evaluate,audit]"
     config = tiny(*OPTIONS, "long.across_documents=true", stages)
     run(config)

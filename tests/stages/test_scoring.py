@@ -62,9 +62,7 @@ def equal(one: Any, other: Any) -> bool:
     return one == pytest.approx(other, rel=1e-5) if isinstance(one, float) else one == other
 
 
-def test_parts_begin_where_nothing_is_carried(
-    tiny: Tiny, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_begin_without_a_state(tiny: Tiny, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "dataset=folder_words", f"dataset.path={text_folder}"
     text += ("evaluate.sample=starts",)  # of more documents than whole ones would be
     config = tiny("experiment=cache", *text, f"paths.outputs={tmp_path}/outputs", "stages=[prepare,fit,encode]")

@@ -109,18 +109,6 @@ def test_an_update_that_sees_no_memory_trains_the_plain_model() -> None:
     assert all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs if one.grad is not None)
 
 
-def test_gradients_reach_every_in_batch_memory() -> None:
-    """The loss of the last position has a gradient for g of the first ones, through memory and not through attention."""
-    model, rows = module(InBatch(Local())), batch(7, rows=1)
-    outputs: list[torch.Tensor] = []
-    backbone = model.network.backbone
-    backbone.layers[0].ffn_norm.register_forward_hook(lambda m, i, out: (out.retain_grad(), outputs.append(out))[0])
-    rows.targets[:] = 4
-    losses, _ = model.losses(rows, None, False)
-    losses[-1].backward()
-    assert (outputs[0].grad[0, :-1].abs().sum(1) > 0).all()
-
-
 SHORT = (
     *("train.updates=7", "train.checkpoint_every=2", "train.validate_every=3", "train.accumulate=2"),
     "trainer.precision=32-true",  # 16 bits round what the number of processes changes

@@ -178,9 +178,7 @@ def test_a_policy_without_arguments_is_that_of_its_yaml(name: str) -> None:
 @pytest.mark.parametrize("newest_first", [True, False])
 @pytest.mark.parametrize(("size", "new"), [(1, 1), (7, 3), (7, 20), (64, 16), (64, 1), (3, 0)])
 @pytest.mark.parametrize("values", [2, 1000])
-def test_the_best_entries_stay_in_their_slots_and_new_ones_fill_the_others(
-    values: int, size: int, new: int, newest_first: bool
-) -> None:
+def test_the_best_entries_stay_in_their_slots(values: int, size: int, new: int, newest_first: bool) -> None:
     """Also with many equal scores, empty slots, rows of different length and padding among the new entries."""
     for seed in range(20):
         torch.manual_seed(seed)

@@ -184,9 +184,7 @@ def test_pieces_are_those_of_the_tokenizer(llama: Path) -> None:
         ("vanilla", ["model.memory_size=[20,30]", "model.chunk=16", "eviction=lra_sum", "evaluate.context=0", PER_HEAD]),
     ],
 )
-def test_experiments_continue_a_pretrained_model(
-    experiment: str, more: list[str], llama: Path, tiny: Tiny, tmp_path: Path
-) -> None:
+def test_experiments_continue_a_decoder(experiment: str, more: list[str], llama: Path, tiny: Tiny, tmp_path: Path) -> None:
     if LORA in more:
         pytest.importorskip("peft", reason="peft is not installed")
     options = [f"experiment={experiment}", "model=pretrained", f"model.name={llama}", f"paths.outputs={tmp_path}", *more]
