@@ -1,4 +1,4 @@
-"""What answerers keep of a prompt: cut when it was read, guided by a question, by each head for itself (Attendre footnote 2)."""
+"""What answerers keep of a prompt: cut when it was read, guided by a question, each head for itself (Attendre footnote 2)."""
 
 from __future__ import annotations
 
