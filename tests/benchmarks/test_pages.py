@@ -108,9 +108,11 @@ def test_a_step_that_resumes_is_called_until_it_is_done(tmp_path: Path, monkeypa
     assert (tmp_path / "calls").read_text() == "..."
 
 
-def test_every_step_on_a_device_is_a_command_that_exists(tmp_path: Path) -> None:
-    parsed = argparse.Namespace()
-    for step in planned_steps(["--text", str(tmp_path), "--model", "DIR"]):
+def test_every_step_on_a_device_is_a_command_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed, planned = argparse.Namespace(), list[Step]()
+    monkeypatch.setattr("benchmarks.on_device.run_steps", lambda steps, *_: planned.extend(steps) or 0)
+    assert main(["--text", str(tmp_path), "--model", "DIR", "--accelerator", "cpu"]) == 0 and planned
+    for step in planned:
         if "cli.py" in step.words:
             composed(*step.words[2:])
         elif "benchmarks" in step.words:
@@ -120,15 +122,6 @@ def test_every_step_on_a_device_is_a_command_that_exists(tmp_path: Path) -> None
                 parser.add_argument(option)
             import_module(f"benchmarks.{name}").add_arguments(parser)
             parser.parse_args(step.words[4:], parsed)
-
-
-def planned_steps(arguments: list[str]) -> list[Step]:
-    """Return the steps that a command line plans."""
-    found: list[Step] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.on_device.run_steps", lambda planned, *_: found.extend(planned) or 0)
-        assert main([*arguments, "--accelerator", "cpu"]) == 0
-    return found
 
 
 def test_a_folder_is_carried_in_parcels(tmp_path: Path) -> None:

@@ -245,10 +245,8 @@ def test_a_long_text_is_searched_by_its_regions(key: BlockKey) -> None:
     assert 21 not in store.candidates(asked, missing, 1.0)[0]
 
 
-def test_the_page_runs_as_printed(
-    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The Python of docs/small-memory.md, block after block."""
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Python of docs/small-memory.md as it is printed, block after block."""
     names = {"DECODER": save_decoder(tmp_path), "TEXT": text_of(0), "QUESTION": "    def lock", "FURTHER_QUESTION": " queue"}
     monkeypatch.chdir(tmp_path)
     for block in (ROOT / "docs" / "small-memory.md").read_text().split("```python\n")[1:]:

@@ -10,6 +10,7 @@ import shutil
 import urllib.error
 import urllib.request
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,7 +23,6 @@ from trime.errors import UserError
 from trime.lab import command_line
 from trime.lab.command_line import check_text_exists, format_error, message_of
 from trime.lab.runner import run
-from trime.lab.sweep import JobResult
 from trime.stages import encode
 from trime.stages.graph import Graph
 from trime.stages.index import check_index, check_index_factory
@@ -254,14 +254,10 @@ def test_an_unwritable_place(said: Said, tmp_path: Path) -> None:
     assert "is a file" in said("stages=[report]", f"report.runs={tmp_path}", f"report.keep={tmp_path}/file")
 
 
-def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
+def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``head`` does; a broken pipe of another kind keeps its traceback."""
-
-    def broken() -> list[JobResult]:
-        raise BrokenPipeError
-
     monkeypatch.setattr("sys.argv", ["cli.py", "stages=[report]"])
-    monkeypatch.setattr(command_line, "run_jobs", broken)
+    monkeypatch.setattr(command_line, "run_jobs", Mock(side_effect=BrokenPipeError))
     reader, writer = os.pipe()
     with pytest.raises(BrokenPipeError):
         command_line.main()
@@ -282,20 +278,14 @@ FULL = [
 
 @pytest.mark.parametrize("error", [FULL[0], *(pytest.param(error, marks=pytest.mark.slow) for error in FULL[1:])])
 def test_full_disk(error: Exception, said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def full(*args: object, **kwargs: object) -> None:
-        raise error
-
     with monkeypatch.context() as patch:
-        patch.setattr(encode, "write_tensors", full)
+        patch.setattr(encode, "write_tensors", Mock(side_effect=error))
         assert "disk is full" in said("experiment=vanilla", "seed=5", "dataset.modules=20", where=tmp_path)
     assert list((tmp_path / "outputs" / "artefacts").glob("fit-*/model.safetensors")), "the model is kept"
 
 
 def test_no_network(said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def unreachable(*args: object, **kwargs: object) -> None:
-        raise urllib.error.URLError("no route to host")
-
-    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+    monkeypatch.setattr(urllib.request, "urlopen", Mock(side_effect=urllib.error.URLError("no route to host")))
     message = said("dataset=wikitext103", where=tmp_path)
     assert "wikitext-103-v1.zip" in message and str(tmp_path) in message and ("md5" in message or "sha256" in message)
 

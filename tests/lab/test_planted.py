@@ -69,7 +69,7 @@ def test_a_stored_model_names_registered_parts_alone(tiny: Tiny, tmp_path: Path)
     assert ModelSettings.of(config).open(folder)[1] == content
 
 
-def test_own_classes_may_be_named_in_the_present_settings(tiny: Tiny) -> None:
+def test_own_classes_may_be_named_in_the_present_settings() -> None:
     own = {"backbone": {"_target_": "mine.Backbone"}}
     assert unregistered(own, {}) and not unregistered(own, {"model": own})
 

@@ -74,7 +74,7 @@ def test_prune_deletes_what_no_run_needs_and_only_when_told(outputs: Tiny, capsy
     assert "made" not in capsys.readouterr().out
 
 
-def test_unnamed_runs_may_go(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unnamed_runs_may_go(outputs: Tiny) -> None:
     """With storage.keep=named runs without name= on their command go, with what they alone need."""
     config = outputs("stages=[prune]", "storage.keep=named", "storage.delete=true")
     (file,) = Path(config.paths.outputs).glob("runs/cache/*/results.json")

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from trime.layers.attention import fused_attention
-from trime.layers.causal_blocks import BLOCKS, LONGEST, SHORTEST, CausalBlocks, blocks, worth_it
+from trime.layers.causal_blocks import BLOCKS, LONGEST, SHORTEST, CausalBlocks, worth_it
 
 
 @pytest.mark.parametrize("length", [1, BLOCKS - 1, SHORTEST, 300, LONGEST])
@@ -25,12 +25,6 @@ def test_blocks_are_attention(length: int) -> None:
 def test_gradients_are_those_of_differences() -> None:
     inputs = [torch.randn(1, 2, 11, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     assert torch.autograd.gradcheck(lambda *three: CausalBlocks.apply(*three, 0.7), inputs)
-
-
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 512, 513])
-def test_blocks_cover_every_position_once(length: int) -> None:
-    covered = [position for first, last in blocks(length) for position in range(first, last)]
-    assert covered == [*range(length)] and len(blocks(length)) <= BLOCKS
 
 
 def test_they_are_used_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,6 @@ def test_the_text_of_ngrams_is_prepared_without_a_datastore(text_folder: Path, t
 DATA = {".safetensors", ".npy", ".bin", ".index"}  # JSON has times
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Return the data files of all artefacts below a folder."""
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.suffix in DATA}
-
-
 @pytest.mark.parametrize("words", [("experiment=trime_ext",), pytest.param(("experiment=srupp",), marks=pytest.mark.slow)])
 def test_a_run_from_nothing_writes_the_same_bytes(words: list[str], tiny: Tiny, tmp_path: Path) -> None:
     written = []
@@ -49,7 +44,8 @@ def test_a_run_from_nothing_writes_the_same_bytes(words: list[str], tiny: Tiny, 
         folder = tmp_path / str(number)
         places = f"paths.outputs={folder}/outputs", f"paths.data={folder}/data"
         run(tiny(*words, *places, "train.updates=4", "dataset.modules=20"))
-        written.append(contents(folder))
+        files = [file for file in folder.rglob("*") if file.suffix in DATA]
+        written.append({str(file.relative_to(folder)): file.read_bytes() for file in files})
     assert written[0].keys() == written[1].keys() and len(written[0]) > 5
     assert [name for name, content in written[0].items() if content != written[1][name]] == []
 

@@ -88,7 +88,7 @@ def test_a_text_read_at_once_is_read_as_token_by_token(memories: str, tiny: Tiny
         pytest.param("trime_xl", [], marks=pytest.mark.slow),
     ],
 )
-def test_attention_of_layers_is_explained(experiment: str, overrides: list[str], tiny: Tiny, tmp_path: Path) -> None:
+def test_attention_of_layers_is_explained(experiment: str, overrides: list[str], tiny: Tiny) -> None:
     """Memorizing: the shares of all entries sum to the gate's mean. Transformer-XL without a query: every place the same."""
     config = tiny(f"experiment={experiment}", *SHORT, "mixture=none", "explain=true", *overrides)
     run(config)

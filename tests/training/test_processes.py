@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,35 +25,24 @@ from trime.training.trainer import run_training
 from trime.training.trime_loss import trime_loss
 
 
-def train(end: Callable[[], Any], folder: Path) -> None:
-    """Run a training that ends in this way."""
-    trainer = Mock(spec=pl.Trainer, precision="32-true", fit=lambda *_, **__: end())
+def interrupted(*_: Any, **__: Any) -> None:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise SystemExit(1)  # noqa: B904  # as Lightning does
+
+
+ENDS = [(interrupted, KeyboardInterrupt), (Mock(side_effect=SIGTERMException), KeyboardInterrupt)]
+ENDS.append((Mock(side_effect=SystemExit(144)), SystemExit))  # of a job that its launcher ends
+
+
+@pytest.mark.parametrize(("fit", "end"), ENDS)
+def test_a_signal_is_an_interrupt_and_a_launcher_may_end_its_job(fit: Any, end: type[BaseException], tmp_path: Path) -> None:
+    trainer = Mock(spec=pl.Trainer, precision="32-true", fit=fit)
     trainer.strategy.root_device = torch.device("cpu")
-    run_training("fit", trainer, Mock(spec=pl.LightningModule), None, folder)
-
-
-def test_a_signal_is_an_interrupt(tmp_path: Path) -> None:
-    def interrupted() -> None:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            raise SystemExit(1)  # noqa: B904  # as Lightning does
-
-    def terminated() -> None:
-        raise SIGTERMException
-
-    for end in (interrupted, terminated):
-        with pytest.raises(KeyboardInterrupt):
-            train(end, tmp_path)
-
-
-def test_a_launcher_may_end_its_job(tmp_path: Path) -> None:
-    def requeued() -> None:
-        raise SystemExit(144)
-
-    with pytest.raises(SystemExit) as end:
-        train(requeued, tmp_path)
-    assert end.value.code == 144
+    with pytest.raises(end) as raised:
+        run_training("fit", trainer, Mock(spec=pl.LightningModule), None, tmp_path)
+    assert end is KeyboardInterrupt or raised.value.code == 144
 
 
 BEFORE = ["experiment=trime", "stages=[prepare,fit]", "dataset.modules=20"]

@@ -88,7 +88,7 @@ def losses_of(config: DictConfig) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_wrong_address_is_an_error(tiny: Tiny) -> None:
+def test_a_wrong_address_is_an_error() -> None:
     ray.shutdown()
     with pytest.raises(UserError, match="no Ray cluster answers"):
         RaySearch([], 1, "cpu", "127.0.0.1:1", 1)
