@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,28 +53,28 @@ ANSWER = {"Value": "The Beatles", "NormalizedValue": "beatles", "HumanAnswers": 
 ANSWER |= {"Aliases": ["Beatles, The"], "NormalizedAliases": ["beatles"]}
 
 
-@pytest.fixture
-def triviaqa(tmp_path: Path) -> Path:
-    """Write a folder in the official format: five dev questions, each with a page, a search result and an unsaved page."""
+def write_triviaqa(folder: Path, count: int, text: Callable[[int, str], str]) -> Path:
+    """Write a folder in the official format: dev questions, each with a page, a search result and an unsaved page; and test."""
     rows = []
-    for number in range(5):
+    for number in range(count):
         pages = [{"Filename": f"{number}.txt", "Title": f"{number}"}, {"Title": "never saved"}]
         found = {"EntityPages": pages, "SearchResults": [{"Filename": f"3/3_{number}.txt", "Rank": 0}]}
         rows.append({"QuestionId": f"q{number}", "Question": f"Who is {number}?", "Answer": ANSWER} | found)
-    write_split(tmp_path / "triviaqa-unfiltered", "dev", rows)
-    without = [{key: value for key, value in row.items() if key != "Answer"} for row in rows]
-    write_split(tmp_path / "triviaqa-unfiltered", "test-without-answers", without)
-    for number in range(5):
         for kind, name in (("wikipedia", f"{number}.txt"), ("web", f"3/3_{number}.txt")):
-            file = tmp_path / "evidence" / kind / name
+            file = folder / "evidence" / kind / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(f"text of {kind}")
-    return tmp_path
+            file.write_text(text(number, kind))
+    without = [{key: value for key, value in row.items() if key != "Answer"} for row in rows]
+    (folder / "triviaqa-unfiltered").mkdir()
+    for split, own in (("dev", rows), ("test-without-answers", without)):
+        file = folder / "triviaqa-unfiltered" / f"unfiltered-web-{split}.json"
+        file.write_text(json.dumps({"Data": own, "Domain": "unfiltered-web"}))
+    return folder
 
 
-def write_split(folder: Path, split: str, rows: list[dict[str, Any]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"unfiltered-web-{split}.json").write_text(json.dumps({"Data": rows, "Domain": "unfiltered-web"}))
+@pytest.fixture
+def triviaqa(tmp_path: Path) -> Path:
+    return write_triviaqa(tmp_path, 5, lambda _, kind: f"text of {kind}")
 
 
 @pytest.mark.parametrize("place", [".", "triviaqa-rc"])
