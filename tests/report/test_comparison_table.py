@@ -11,8 +11,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+import trime
 from tests.helpers.results import group_of, grouped, made, scored
-from trime.common.types import Contexts, LogMass, TokenPosition
 from trime.report.bootstrap import difference
 from trime.report.comparison import compare_picture, compare_runs, compare_table, order_table
 from trime.report.groups import group_labels, rank_groups
@@ -20,7 +20,6 @@ from trime.report.run_result import without_paths
 from trime.report.tables import EDGE, run_table, text_notes
 from trime.scoring.loss_sums import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums
 from trime.stages.tune import at_grid_edge
-from trime.token_memory.test.base import Window
 
 
 def test_kept_commands_name_no_places_and_set_runs_apart() -> None:
@@ -148,22 +147,16 @@ def test_the_papers_order_is_compared_pair_by_pair() -> None:
     assert header[-1] == "paper*" and {line[0]: line[-1] for line in table}["b"] == "0.00 / 60.00"
 
 
-def window(document: int, begin: int, count: int) -> Window:
-    """Return a window of contexts that are all scored."""
-    positions = TokenPosition(torch.full((count,), document), torch.zeros(count).long(), torch.arange(begin, begin + count))
-    nothing = torch.zeros(count)
-    return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), positions), 0, LogMass(nothing, nothing))
-
-
 @pytest.mark.parametrize("documents", [1, 3, FEW_DOCUMENTS])
 @pytest.mark.parametrize("length", [1, 40, 900])
 def test_what_is_drawn_holds_every_token_once(documents: int, length: int) -> None:
     """The units are documents in order, or parts of them if there are few."""
     sums, step, losses = LossSums(), PART_TOKENS // 4, torch.arange(documents * length).double()
+    given = torch.zeros(step, 2), torch.zeros(step, 1), torch.zeros(step).long()
     for document in range(documents):
         for number in range(length):
             score = torch.full((1, 2, step), -float(losses[document * length + number])) / torch.tensor([1.0, step])[:, None]
-            sums.add(window(document, number * step, step), score)
+            sums.add(trime.window_of(*given, document, number * step), score)
     unit, units = sums.bootstrap_units(0, 1)
     assert sums.tokens == documents * length * step == sum(count for _, count in units)
     assert sum(loss for loss, _ in units) == pytest.approx(float(losses.sum())) == float(sums.total[0, 1])
