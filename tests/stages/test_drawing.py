@@ -6,7 +6,6 @@ import json
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -42,7 +41,11 @@ def test_as_many_are_drawn_as_fit_and_the_same_command_draws_more(tmp_path: Path
 def test_what_was_drawn_before_an_interruption_is_not_drawn_again(tmp_path: Path) -> None:
     drawn = Drawn()
     with pytest.raises(KeyboardInterrupt):
-        draw_all([partial(drawn.draw, 0), Mock(side_effect=KeyboardInterrupt)], tmp_path, 60, lambda: 0.0)
+        draw_all([partial(drawn.draw, 0), interrupt], tmp_path, 60, lambda: 0.0)
     (file,) = tmp_path.iterdir()
     assert json.loads(file.read_text()) == {"number": 0}
     assert len(drawn.all(2, tmp_path, 60)) == 2 and drawn.numbers == [0, 1]
+
+
+def interrupt(*_: object) -> Any:
+    raise KeyboardInterrupt

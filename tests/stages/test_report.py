@@ -7,7 +7,6 @@ import json
 import math
 import re
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -44,7 +43,7 @@ def test_results_come_before_what_decorates_them(
     config = tiny("experiment=trime", "mixture=none", f"paths.outputs={tmp_path}", "report.samples.passages=1")
     folder = Graph(config).run_folder
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Samples, "passage", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(Samples, "passage", interrupt)
         run(config)
     assert read_run(folder / "results.json").metrics and (folder / "table.md").exists()
     assert f"results: {folder / 'results.json'}" in capsys.readouterr().out and not (folder / "page.html").exists()
@@ -54,6 +53,10 @@ def test_results_come_before_what_decorates_them(
     another = samples_of(Graph(tiny("experiment=trime", f"paths.outputs={tmp_path}", *more)))
     assert another is not None
     assert "minutes" not in str(another.identity()), "time decides how many are drawn by a command, not what they are"
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_logger_that_is_added_later_gets_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,12 +168,12 @@ def test_training_resumes_with_another_number_of_processes(
     experiment: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows' state is redistributed; the model is that of one uninterrupted process."""
-    options = f"experiment={experiment}", *ON_CPU
+    options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     with crash_before(5, monkeypatch):
         train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
     other = train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
-    assert difference(one, other).max() < 5e-5
+    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")) < 5e-5
 
 
 @pytest.mark.slow
@@ -185,9 +185,9 @@ def test_sharded_training_makes_the_model_of_one_process(
     experiment: str, optimizer: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training with FSDP, also where it is resumed with or without it, gives the model of one process."""
+    options = (f"experiment={experiment}", f"optimizer={optimizer}", "dataset.modules=20", "batching.size=5", *SHORT[:-1])
     tails = ("model.head.tied_projections=false",) * (experiment == "trime_ext")  # no target may lie in one process's tail
-    options = f"experiment={experiment}", f"optimizer={optimizer}", *ON_CPU, *tails, "train.clip_norm=0.5"
-    options = *options, "trainer.strategy=fsdp"
+    options = (*options, *tails, "train.clip_norm=0.5", "trainer.accelerator=cpu", "trainer.strategy=fsdp")
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     monkeypatch.setenv(SHARDED, str(tmp_path / "sharded"))
     monkeypatch.setattr(plan_module, "train_in", train_watched)
@@ -195,8 +195,8 @@ def test_sharded_training_makes_the_model_of_one_process(
         train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={before}"))
     other = train(tiny(*options, f"paths.outputs={tmp_path}/other", f"trainer.devices={after}"))
     assert len((tmp_path / "sharded").read_text().split()) == 2 * ((before > 1) + (after > 1)), "of both processes"
-    apart = difference(one, other)
-    assert apart.mean() < 1e-7 and apart.max() < 2e-4  # Adam amplifies gradients that are only noise
+    difference = torch.cat([(one[name] - other[name]).abs().flatten() for name in one if not name.endswith("qkv_proj.bias")])
+    assert difference.mean() < 1e-7 and difference.max() < 2e-4  # Adam amplifies gradients that are only noise
 
 
 @pytest.mark.slow
@@ -275,18 +275,25 @@ def kept_update(config: DictConfig) -> int:
     return json.loads((Graph(config).model.path() / "train.json").read_text())["kept_update"]
 
 
+GETS_WORSE = (
+    *("dataset.modules=20", "train.updates=14", "train.validate_every=4", "train.checkpoint_every=4"),
+    "schedule.warmup=0",
+)
+
+
 def test_the_best_weights_are_kept(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a rising learning rate makes training diverge, train.keep=best keeps the best weights, also in a killed run."""
-    every = "train.updates=14", "train.validate_every=4", "train.checkpoint_every=4", "train.clip_norm=0"
-    rising = "schedule.warmup=0", "schedule.peak=0.001", "schedule.floor=0.4", "dataset.modules=20", "experiment=trime", *every
+    rising = (*GETS_WORSE, "schedule.peak=0.001", "schedule.floor=0.4", "train.clip_norm=0", "experiment=trime")
     best, last = (tiny(*rising, f"train.keep={keep}", f"paths.outputs={tmp_path}/{keep}") for keep in ("best", "last"))
     weights_of = {"best": train(best), "last": train(last)}
     validations = objectives(best)
     assert [*validations] == [4, 8, 12, 14]
     assert kept_update(best) == min(validations, key=lambda update: validations[update]) < 14
     assert [*objectives(last)] == [4, 8, 12] and kept_update(last) == 14
-    until = f"train.updates={kept_update(best)}", "schedule.updates=14", f"paths.outputs={tmp_path}"
-    for name, weight in train(tiny(*rising, "train.keep=last", *until)).items():
+    until = tiny(
+        *rising, "train.keep=last", f"train.updates={kept_update(best)}", "schedule.updates=14", f"paths.outputs={tmp_path}"
+    )
+    for name, weight in train(until).items():
         assert torch.equal(weight, weights_of["best"][name]) and not torch.equal(weight, weights_of["last"][name])
     broken = tiny(*rising, "train.keep=best", f"paths.outputs={tmp_path}/broken")
     for update in (4, 9):  # right after a validation at which a checkpoint was due too, and later
