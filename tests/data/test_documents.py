@@ -105,6 +105,7 @@ def test_text_is_read_by_its_byte_order_mark(encoding: str, tmp_path: Path) -> N
     file.write_bytes((mark + text).encode(encoding))
     lines = [line.encode() for line in ("Größe\u2028und\u0085Maß\r\n", "\n", "zwei\x1c\n")]
     assert [*lines_of(file)] == [*lines_of(file.read_bytes())] == lines
+    assert read_prompt(str(file)) == text, "a prompt is read as a corpus"
 
 
 def test_sentences_end_at_newlines_alone(tmp_path: Path) -> None:
@@ -152,13 +153,6 @@ def test_special_tokens_written_in_a_text_are_text(kind: str, tmp_path: Path) ->
     control = {1, 3}
     assert control <= {*encode_template(tokenizer, text)}
     assert control.isdisjoint(encode_text(tokenizer, text)) and control.isdisjoint(encode_prompt(tokenizer, text))
-
-
-def test_a_prompt_is_read_as_a_corpus(tmp_path: Path) -> None:
-    file = tmp_path / "prompt.txt"
-    for encoding in ("utf-8-sig", "utf-16"):
-        file.write_bytes("Größe\r\nund".encode(encoding))
-        assert read_prompt(str(file)) == "Größe\r\nund"
 
 
 def test_byte_pairs_are_learned_within_the_letters_of_a_word() -> None:

@@ -176,12 +176,12 @@ def test_impossible_settings_and_texts(llama: Any, tokens: torch.Tensor) -> None
         trime.AdaKV(2.0)
 
 
+@torch.no_grad()
 def test_copies_read_apart_after_a_reset(llama: Any, tokens: torch.Tensor) -> None:
     cache = EvictingCache(llama, SIZE, trime.TOVA(), chunk=4, per_head=trime.AdaKV())
     cache.read(llama, tokens, whole=True)
     other = copy.deepcopy(cache)
-    for each in (cache, other):
-        each.reset()
-    with torch.no_grad():
-        llama(tokens, past_key_values=cache)
+    cache.reset()
+    other.reset()
+    llama(tokens, past_key_values=cache)
     assert (cache.rows, other.rows) == (len(tokens), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -64,10 +65,13 @@ def read(backbone: StatefulBackbone, tokens: torch.Tensor, size: int) -> torch.T
     return torch.cat(outputs, 1)
 
 
-@pytest.mark.parametrize("window", [5, 8, 64])
-def test_segments_are_one_text_for_local_attention(window: int) -> None:
-    """A window across segments equals a window over the whole text, wherever it is split."""
-    backbone, tokens = model(gate=-1e9, window=window), text(3, 48)
+LOCAL = [*(partial(model, gate=-1e9, window=window) for window in (5, 8, 64)), partial(xl, 64, FIFO())]
+
+
+@pytest.mark.parametrize("make", LOCAL)
+def test_segments_are_one_text(make: Callable[[], StatefulBackbone]) -> None:
+    """A window across segments, or a long cache, equals attention over the whole text, wherever it is split."""
+    backbone, tokens = make(), text(3, 48)
     expected = read(backbone, tokens, 48)
     for size in (4, 8, 16, 13):
         torch.testing.assert_close(read(backbone, tokens, size), expected, rtol=0, atol=1e-12)
@@ -80,13 +84,6 @@ def test_a_window_is_no_longer_than_it_says() -> None:
     changed[0, 10] = (changed[0, 10] + 1) % WORDS
     moved = (read(backbone, changed, 8) - before).abs().amax(-1)[0] > 1e-12
     assert moved[10:21].any() and not moved[:10].any() and not moved[21:].any()
-
-
-def test_a_long_cache_is_attention_to_the_whole_text() -> None:
-    backbone, tokens = xl(64, FIFO()), text(3, 48)
-    expected = read(backbone, tokens, 48)
-    for size in (4, 8, 16, 13):
-        torch.testing.assert_close(read(backbone, tokens, size), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [5, 8, 20])

@@ -41,16 +41,6 @@ def fitted(kind: int, masses: ExpertMasses, seed: int = 0) -> tuple[Mixture, tor
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_weights_sum_to_one_over_experts_with_entries(kind: int) -> None:
-    mixture, _ = fitted(kind, random_masses(1200, 6))
-    other = random_masses(300, 3, seed=1)
-    history = History(mixture.decays).text_features(other)
-    weights = mixture.log_weights(other.total, history).exp()
-    torch.testing.assert_close(weights.sum(1), torch.ones(300))
-    assert not weights[other.total.isinf()].any() and bool((weights[:, 0] > 0).all())
-
-
-@pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_a_fit_helps_on_new_text(kind: int) -> None:
     """It beats the vocabulary alone and uniform weights; the cross-fitted dev loss is near that of new text."""
     mixture, dev = fitted(kind, random_masses(4000, 8))
@@ -105,14 +95,24 @@ def test_a_memory_that_deserves_a_small_share_gets_it() -> None:
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_a_fit_is_deterministic_and_can_be_saved(kind: int) -> None:
-    masses = random_masses(900, 5)
+def test_a_fit_is_deterministic_and_can_be_saved_and_copied(kind: int) -> None:
+    """Its weights sum to one over experts with entries, also on new text."""
+    masses, other = random_masses(900, 5), random_masses(300, 3, seed=1)
     (one, dev), (two, again) = fitted(kind, masses), fitted(kind, masses)
     assert torch.equal(dev, again)
     three = KINDS[kind]()
     three.memories = {"memory": 2}
     three.load(two.state())
-    assert torch.equal(score_tokens(one, masses), score_tokens(three, masses)) and one.describe()
+    scores = score_tokens(one, masses)
+    for same in (three, one.to(torch.device("cpu"))):
+        assert torch.equal(score_tokens(same, masses), scores) and one.describe()
+    history = History(one.decays).text_features(other)
+    weights = one.log_weights(other.total, history).exp()
+    torch.testing.assert_close(weights.sum(1), torch.ones(300))
+    assert not weights[other.total.isinf()].any() and bool((weights[:, 0] > 0).all())
+    copied = one.to(torch.device("meta"))
+    assert {part.device.type for part in copied.parameters.values()} == {"meta"}
+    assert copied.log_weights(other.total.to("meta"), history.to("meta")).shape == other.total.shape
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
@@ -161,18 +161,6 @@ def test_folds_are_documents_balanced_by_size_or_blocks_of_few_documents() -> No
     few = folds(torch.zeros(100).long(), 4, 0)
     assert max(few.bincount()) - min(few.bincount()) <= 7 and int((few.diff() != 0).sum()) >= 12
     assert not torch.equal(fold, folds(document, 3, 1))
-
-
-@pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_a_copy_on_a_device_scores_as_the_mixture(kind: int) -> None:
-    masses = random_masses(900, 5)
-    mixture, _ = fitted(kind, masses)
-    before = score_tokens(mixture, masses)
-    other, history = mixture.to(torch.device("cpu")), History(mixture.decays).text_features(masses)
-    assert torch.equal(score_tokens(other, masses), before)
-    copied = mixture.to(torch.device("meta"))
-    assert {part.device.type for part in copied.parameters.values()} == {"meta"}
-    assert copied.log_weights(masses.total.to("meta"), history.to("meta")).shape == masses.total.shape
 
 
 def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny, tmp_path: Path) -> None:
