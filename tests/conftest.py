@@ -27,9 +27,11 @@ from trime.common.io import replacing
 from trime.config.folder import CONF
 
 ROOT = Path(__file__).parents[1]
+EVERY = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))  # experiments
 SHARED = Path(os.environ.get("TRIME_SHARED", ROOT.parent / "shared"))
 sys.path.insert(0, str(ROOT))
 NO_PICTURES = [f"report.figures.{name}=null" for name in ("picture", "memories", "analysis")]  # half of a small run's time
+Tiny = Callable[..., DictConfig]  # the fixture ``tiny``
 SHARED_BY_PROCESSES: dict[str, Path] = {}  # the folder of shared_configurations, if there is one
 pytest_plugins = ["tests.helpers.runs"]
 # Where the types and shapes of every call are checked: a check takes longer than many a tensor operation of a small run.
@@ -72,11 +74,8 @@ def shared_configurations(tmp_path_factory: pytest.TempPathFactory) -> None:
 def is_value(override: str) -> bool:
     """Return True for ``key=value`` that sets a value: it neither chooses a yaml file, nor adds, deletes or sweeps."""
     key, _, value = override.partition("=")
-    return (
-        re.fullmatch(r"\w[\w.]*", key) is not None
-        and not (CONF / key).is_dir()
-        and "," not in re.sub(r"[\[{].*[\]}]", "", value)
-    )
+    is_key = re.fullmatch(r"\w[\w.]*", key) is not None and not (CONF / key).is_dir()
+    return is_key and "," not in re.sub(r"[\[{].*[\]}]", "", value)
 
 
 def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:
@@ -86,9 +85,8 @@ def composed(*overrides: str, return_hydra: bool = False) -> DictConfig:
     them. A value that does not fit is left to Hydra, for its message.
     """
     values = [override for override in overrides if is_value(override) and not return_hydra]
-    config: DictConfig = pickle.loads(
-        pickled(tuple(override for override in overrides if override not in values), return_hydra)
-    )
+    chosen = tuple(override for override in overrides if override not in values)
+    config: DictConfig = pickle.loads(pickled(chosen, return_hydra))
     try:
         for override in OverridesParser.create().parse_overrides(values):
             OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
@@ -159,23 +157,17 @@ def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(session_folder: Path) -> Callable[..., DictConfig]:
+def tiny(session_folder: Path) -> Tiny:
     """Return a function that composes an experiment at size=tiny with two updates, in the session's folder.
 
     A run draws no pictures unless it is asked for them.
     """
 
     def make(*overrides: str, return_hydra: bool = False, pictures: bool = False) -> DictConfig:
-        fixed = [
-            *([] if pictures else NO_PICTURES),
-            f"paths.data={session_folder}/data",
-            f"paths.outputs={session_folder}/outputs",
-            "logger=none",
-            "report.samples.passages=0",
-        ]
-        return composed(
-            "size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", *fixed, *overrides, return_hydra=return_hydra
-        )
+        fixed = ["size=tiny", "train.updates=2", "trainer.enable_progress_bar=false", "logger=none"]
+        fixed += ["report.samples.passages=0", *([] if pictures else NO_PICTURES)]
+        fixed += [f"paths.{name}={session_folder}/{name}" for name in ("data", "outputs")]
+        return composed(*fixed, *overrides, return_hydra=return_hydra)
 
     return make
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import jaxtyping
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import distributed
 
 from benchmarks.objective import Implementations
+from tests.conftest import Tiny
 from tests.helpers.laws import ROWS, contexts
 from trime.common.types import Contexts, TokenPosition
 from trime.lab.runner import run
@@ -71,5 +70,5 @@ def test_gathering_by_nccl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("experiment", ["trime_ext", "knn_lm_cache", "memorizing", "transformer_xl", "srupp"])
-def test_a_whole_run(experiment: str, tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_a_whole_run(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     assert run(tiny(f"experiment={experiment}", f"paths.outputs={tmp_path}")) is not None

@@ -47,9 +47,7 @@ def test_names_need_no_hydra_lightning_wandb_or_matplotlib() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     pytest.importorskip("transformers", reason="the extra pretrained")  # which looks for some of them, but imports none
-    code = (
-        f"import sys\nimport trime\ntrime.EvictingCache\nassert not {{*{NOT_NEEDED}}} - {{'transformers'}} & {{*sys.modules}}"
-    )
+    code = f"import sys, trime\ntrime.EvictingCache\nassert not {{*{NOT_NEEDED}}} - {{'transformers'}} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
@@ -192,9 +190,8 @@ def test_a_mixture_of_memories_learns_what_to_trust() -> None:
     torch.manual_seed(0)
     tokens, size = torch.randint(50, (40,)).repeat(12), 20
     keys = torch.eye(50)[tokens.roll(1)] * 30
-    windows = [
-        trime.window_of(keys[i : i + size], torch.zeros(size, 50), tokens[i : i + size], start=i) for i in range(0, 480, size)
-    ]
+    parts = zip(keys.split(size), tokens.split(size), range(0, 480, size), strict=True)
+    windows = [trime.window_of(g, torch.zeros(size, 50), targets, start=start) for g, targets, start in parts]
     mixture = trime.MemoryMixture({"long": trime.LongMemory([400], trime.FIFO())})
     assert mixture.fit(windows) < 0.7 * math.log(50)
     scores = torch.cat([*mixture.score(windows)])

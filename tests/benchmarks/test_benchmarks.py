@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 
 from benchmarks import __main__, external, objective, packing
 from benchmarks.measure import Claim, alternately
-from tests.helpers.decoders import model_of, text_of, tokenizer_of, write_texts
+from tests.helpers.decoders import save_decoder, text_of, tokenizer_of, write_texts
 from tests.helpers.pretrained import save_model
 from trime.token_memory.search.search import MIN_POINTS_PER_CELL
 
@@ -61,20 +62,10 @@ def test_kinds_of_search_have_entries_for_their_cells() -> None:
             assert int(re.findall(r"[a-z](\d+)", str(factory), re.IGNORECASE)[0]) * MIN_POINTS_PER_CELL <= entries
 
 
+SIZES = {"SEGMENT": 64, "WIDTH": 32, "EXACT": 128, "TRAINED": 2, "ASKED": 2}
 # By benchmark: the words of its command, what is made small, and how many rows and claims come of it.
 MADE_SMALL: dict[str, tuple[str, dict[str, Any], int, int]] = {
-    "memorizing": (
-        "--sizes 256 128 --rounds 1",
-        {
-            "memorizing.SEGMENT": 64,
-            "memorizing.WIDTH": 32,
-            "memorizing.EXACT": 128,
-            "memorizing.TRAINED": 2,
-            "memorizing.ASKED": 2,
-        },
-        6,
-        4,
-    ),
+    "memorizing": ("--sizes 256 128 --rounds 1", {f"memorizing.{name}": of for name, of in SIZES.items()}, 6, 4),
     "packing": ("--sizes 300 40 --sizes 600 40 --queries 50 --rounds 1", {}, 4, 5),
     "mixture": (
         "--size tiny --tokens 300 --keys 2k --updates 1 --rounds 1 --outputs OUT --set index.k=16 tune.memory_size=[64]",
@@ -98,12 +89,7 @@ MADE_SMALL: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "reading": ("--layers 1 --size 80 --recall 16 --lengths 160 --threads 1 --rounds 1", {}, 5, 2),
     "own_words": ("--folder OUT", {"own_words.DOCUMENTS": {"train": 3, "valid": 3, "test": 20}}, 3, 0),
     "counts": ("--packages omegaconf --rounds 1", {}, 1, 1),
-    "startup": (
-        "--tokens 40000 --scored 500 --keys 3000 --rounds 1",
-        {"startup.COMMANDS": {"--help": ["--help"]}},
-        3,
-        0,
-    ),
+    "startup": ("--tokens 40000 --scored 500 --keys 3000 --rounds 1", {"startup.COMMANDS": {"--help": ["--help"]}}, 3, 0),
     "fit": (
         "--outputs OUT --size tiny --updates 2 --rounds 1 --set dataset.modules=40 segments.length=64",
         {"fit.EXPERIMENTS": ("vanilla", "trime_long")},
@@ -189,17 +175,13 @@ def test_recall_is_measured_as_its_store_grows(bench: Bench) -> None:
 @pytest.mark.slow
 def test_lines_are_completed_and_names_ranked(bench: Bench, tmp_path: Path) -> None:
     """With and without memory, and passages; the same command goes on from what is finished."""
-    tokenizer = tokenizer_of(tmp_path)
-    tokenizer.save_pretrained(tmp_path / "decoder")
-    model_of("Llama", len(tokenizer), max_position_embeddings=4096).save_pretrained(tmp_path / "decoder")
     texts = write_texts(tmp_path / "texts", range(12))
-    words = ["--model", str(tmp_path / "decoder"), "--texts", str(texts), "--folder", str(tmp_path / "done")]
+    words = ["--model", str(save_decoder(tmp_path)), "--texts", str(texts), "--folder", str(tmp_path / "done")]
     words += ["--characters", "40000", "--places", "3", "--dtype", "float32"]
     rows = bench("completion", *words)["rows"]
     lines = [row for row in rows if row.get("places")]
-    assert [(row["beside the text"], row["memories"]) for row in lines[:4]] == [
-        (beside, memories) for beside in ("nothing", "3 passages") for memories in ("none", "all")
-    ]
+    ways = [*product(("nothing", "3 passages"), ("none", "all"))]
+    assert [(row["beside the text"], row["memories"]) for row in lines[:4]] == ways
     assert all(row["places"] == 3 and row["bits a byte"] > 0 for row in lines)
     assert lines[1]["bits a byte"] < lines[0]["bits a byte"], "a random model knows nothing, the memory knows the names"
     assert bench("completion", *words)["rows"] == rows
@@ -208,13 +190,11 @@ def test_lines_are_completed_and_names_ranked(bench: Bench, tmp_path: Path) -> N
 def test_caches_answer_the_same_prompts(bench: Bench, tmp_path: Path) -> None:
     """With everything kept, and with a share of the prompt; answers that are there are not made again, the others are."""
     pytest.importorskip("lm_eval", reason="the extra harness")
-    tokenizer = tokenizer_of(tmp_path)
-    tokenizer.save_pretrained(tmp_path / "decoder")
-    model_of("Llama", len(tokenizer), max_position_embeddings=4096).save_pretrained(tmp_path / "decoder")
+    decoder = save_decoder(tmp_path)
     prompts = [{"task": "niah_single_1", "prompt": text_of(seed, 12), "outputs": ["lock"], "longest": 4} for seed in range(2)]
     (tmp_path / "done").mkdir()
     (tmp_path / "done" / "prompts-decoder-400-2-128-niah_single_1.json").write_text(json.dumps(prompts))
-    words = ["--model", str(tmp_path / "decoder"), "--folder", str(tmp_path / "done"), "--tokens", "400", "--prompts", "2"]
+    words = ["--model", str(decoder), "--folder", str(tmp_path / "done"), "--tokens", "400", "--prompts", "2"]
     words += ["--tasks", "niah_single_1", "--share", "0.25", "--dtype", "float32", "--ours", "Sink", "KVzip, AdaKV, whole"]
     rows = bench("duel", *words)["rows"]
     assert [row["contestant"] for row in rows] == ["all is kept", "Sink", "KVzip, AdaKV, whole"]

@@ -17,6 +17,7 @@ from benchmarks.older import changes_since, rooms_of
 from benchmarks.on_device import Step, main, run_steps
 from benchmarks.pages import RESULTS, TEMPLATES, Folder, benchmark, pages
 from benchmarks.parcels import cut, join
+from benchmarks.pictures import FOLDER, PICTURES
 from tests.conftest import composed
 from trime.errors import UserError
 from trime.report.results import run_of
@@ -25,17 +26,8 @@ from trime.report.results import run_of
 def test_writing_the_pages_again_changes_nothing() -> None:
     written = pages()
     names = {path.name for path in written if path.parent.name not in ("findings", "results")}
-    own = {
-        "README.md",
-        "decoder-memory.md",
-        "reading-a-report.md",
-        "reproduce.md",
-        "results.md",
-        "settings.md",
-        "speed.md",
-        "sizing.md",
-    }
-    assert names == own and len(written) > len(own)
+    own = "README decoder-memory reading-a-report reproduce results settings speed sizing"
+    assert names == {f"{name}.md" for name in own.split(" ")} and len(written) > len(names)
     changed = [path.name for path, page in written.items() if path.read_text(encoding="utf-8") != page]
     assert not changed, f"{', '.join(changed)}: edit docs/templates and run make pages"
 
@@ -116,9 +108,11 @@ def test_a_step_that_resumes_is_called_until_it_is_done(tmp_path: Path, monkeypa
     assert (tmp_path / "calls").read_text() == "..."
 
 
-def test_every_step_on_a_device_is_a_command_that_exists(tmp_path: Path) -> None:
-    parsed = argparse.Namespace()
-    for step in planned_steps(["--text", str(tmp_path), "--model", "DIR"]):
+def test_every_step_on_a_device_is_a_command_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed, planned = argparse.Namespace(), list[Step]()
+    monkeypatch.setattr("benchmarks.on_device.run_steps", lambda steps, *_: planned.extend(steps) or 0)
+    assert main(["--text", str(tmp_path), "--model", "DIR", "--accelerator", "cpu"]) == 0 and planned
+    for step in planned:
         if "cli.py" in step.words:
             composed(*step.words[2:])
         elif "benchmarks" in step.words:
@@ -128,15 +122,6 @@ def test_every_step_on_a_device_is_a_command_that_exists(tmp_path: Path) -> None
                 parser.add_argument(option)
             import_module(f"benchmarks.{name}").add_arguments(parser)
             parser.parse_args(step.words[4:], parsed)
-
-
-def planned_steps(arguments: list[str]) -> list[Step]:
-    """Return the steps that a command line plans."""
-    found: list[Step] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.on_device.run_steps", lambda planned, *_: found.extend(planned) or 0)
-        assert main([*arguments, "--accelerator", "cpu"]) == 0
-    return found
 
 
 def test_a_folder_is_carried_in_parcels(tmp_path: Path) -> None:
@@ -171,3 +156,10 @@ def test_results_older_than_their_code_are_named() -> None:
     assert "trime/models/pretrained" in rooms_of("attendre")
     assert changes_since("0" * 40, ["trime"]) is None
     assert changes_since("HEAD", rooms_of("attendre")) == []
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_drawn_and_shown(name: str, tmp_path: Path) -> None:
+    PICTURES[name](tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000 and (FOLDER / f"{name}.png").is_file()
+    assert any(f"]({name}.png)" in page.read_text() for page in FOLDER.glob("*.md"))

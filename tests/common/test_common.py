@@ -29,6 +29,13 @@ from trime.report.run_result import ScoredRun
 from trime.scoring.loss_sums import LossSums
 
 
+def python(code: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, and return what it wrote."""
+    command = [sys.executable, "-c", code]
+    settings = {"env": os.environ | environment, "cwd": folder, "timeout": 300}
+    return subprocess.run(command, check=True, capture_output=True, text=True, **settings)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_named_and_not_written(value: float, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
@@ -117,11 +124,9 @@ print(digest.hexdigest())
 
 @pytest.mark.slow
 def test_compiled_and_cached_kernels_agree_to_the_last_bit(tmp_path: Path) -> None:
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", CODE]
-    runs = [subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True) for _ in range(2)]
-    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
-    assert len(runs[0].stdout) > 60 and runs[0].stdout == runs[1].stdout
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    one, other = (python(CODE, **environment).stdout for _ in range(2))
+    assert len(one) > 60 and one == other
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, LANES, LANES + 1, STEP - 1, STEP, 3 * STEP + LANES + 5])
@@ -159,11 +164,8 @@ print(json.dumps([before, torch.get_num_threads(), numba.get_num_threads(), one,
 
 def test_a_kernel_changes_no_number_of_threads() -> None:
     """PyTorch's and numba's stay; on one thread none is started; on several the result is the same."""
-    environment = {**os.environ, "NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS], env=environment, capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    before, after, of_numba, one, two = json.loads(done.stdout.splitlines()[-1])
+    said = python(THREADS, NUMBA_NUM_THREADS="2", OMP_NUM_THREADS="2").stdout
+    before, after, of_numba, one, two = json.loads(said.splitlines()[-1])
     assert (before, after, of_numba) == (1, 2, 1) and one == pytest.approx(two, rel=1e-6)
 
 
@@ -181,10 +183,10 @@ if not child:
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300, capture_output=True)
+    python(code)
 
 
-def test_compiled_code_need_not_be_kept(tmp_path: Path) -> None:
+def test_compiled_code_need_not_be_kept() -> None:
     """Where no folder can be written, kernels are compiled again, which one sentence says."""
     code = """
 import numba.core.caching as caching
@@ -193,16 +195,14 @@ from trime.common.numba_kernels import lane_sum
 import numpy as np
 print(lane_sum(np.ones(10, np.float32), np.empty(32, np.float32)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = python(code)
     assert done.stdout.split()[-1] == "10.0" and "NUMBA_CACHE_DIR" in done.stderr
 
 
 def test_a_script_beside_the_clone_finds_the_package(tmp_path: Path) -> None:
     """A folder of the package's name, as the clone has, hides nothing."""
     (tmp_path / "trime").mkdir()
-    code = "import trime; print(trime.__version__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.strip()
+    assert python("import trime; print(trime.__version__)", tmp_path).stdout.strip()
 
 
 def test_a_full_disk_is_told_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_folders_and_files_are_copied_once_until_they_change(tmp_path: Path, cop
     assert local_copy(url) != first and (local_copy(url) / "train" / "a.txt").read_text() == "another"
 
 
-def test_a_copy_that_was_interrupted_is_made_anew(tmp_path: Path, copies: Path) -> None:
+def test_a_copy_that_was_interrupted_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("one")
     folder = local_copy(f"file://{tmp_path}/text").parent

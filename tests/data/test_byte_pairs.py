@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
+from tests.conftest import Tiny
 from trime.data.byte_pairs import BytePairs
 from trime.data.corpus import Corpus, build_corpus
 from trime.data.datasets.folder import Folder
@@ -55,7 +54,7 @@ def test_bytes_of_a_part_are_exact(learned: BytePairs, text_folder: Path, tmp_pa
         assert scored_bytes(corpus, "test", segments) == pytest.approx(sum(len(symbols[token]) for token in scored))
 
 
-def test_a_run_on_byte_pairs(tiny: Callable[..., DictConfig], text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_on_byte_pairs(tiny: Tiny, text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No token is unknown, other text is read in the same pieces, and a prompt is continued in letters."""
     own = ["dataset=folder", f"dataset.path={text_folder}", "vocabulary.max_size=320"]
     other = ["dataset@evaluate.dataset=folder_words", f"evaluate.dataset.path={text_folder}"]

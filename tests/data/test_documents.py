@@ -55,11 +55,8 @@ def names_by_split(folder: Folder) -> dict[str, list[str]]:
 def test_splits_are_known_by_their_usual_names(train: str, valid: str, test: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path, f"{train}/a.txt", f"{train}/deep/b.TXT", f"{valid}/c.txt", f"{test}/d.txt", "more.txt")
     found = Folder(str(folder), Words())
-    assert names_by_split(found) == {
-        "train": [f"{train}/a.txt", f"{train}/deep/b.TXT"],
-        "valid": [f"{valid}/c.txt"],
-        "test": [f"{test}/d.txt"],
-    }
+    in_train = [f"{train}/a.txt", f"{train}/deep/b.TXT"]
+    assert names_by_split(found) == {"train": in_train, "valid": [f"{valid}/c.txt"], "test": [f"{test}/d.txt"]}
     assert found.notes() == [f"train is {train}, valid is {valid}, test is {test}; left out: 1 files beside the splits"]
 
 
@@ -72,27 +69,33 @@ def test_what_is_no_text_is_left_out_and_counted(tmp_path: Path) -> None:
     found.lab_folders = (folder / "outputs",)
     assert sorted(name for names in names_by_split(found).values() for name in names) == texts
     assert found.notes()[0].startswith("4 .txt files, split at random (dataset.seed=0); left out: 4 hidden, 1 ")
-    assert found.layout.left_out == Counter(
-        {"hidden": 4, ".md": 1, "without a suffix": 1, "folders of the lab": 1, "links to folders": 1}
-    )
+    once = dict.fromkeys((".md", "without a suffix", "folders of the lab", "links to folders"), 1)
+    assert found.layout.left_out == Counter({"hidden": 4} | once)
+
+
+LINES = [f"paragraph {number} has a line .\n" for number in range(200)]
 
 
 @pytest.mark.parametrize(
-    "line",
+    "text, start",
     [
-        " ".join(f"word{number}" for number in range(40_000)),
-        "自然语言处理研究如何让计算机理解人类语言" * 2000,
-        "title\n" + "few words " * 20_000 + "\nend\n",
+        ("\n".join(LINES), "paragraph"),
+        ("".join(LINES), "paragraph"),
+        (" ".join(f"word{number}" for number in range(40_000)), ""),
+        ("自然语言处理研究如何让计算机理解人类语言" * 2000, ""),
+        ("title\n" + "few words " * 20_000 + "\nend\n", ""),
     ],
 )
-def test_a_single_line_is_split_within(line: str, tmp_path: Path) -> None:
-    file = tmp_path / "line.txt"
-    file.write_text(line)
-    folder = Folder(str(file), Words())
-    parts = [b"".join(line for document in folder.documents(split) for line in document.lines).decode() for split in SPLITS]
-    assert "".join(parts) == line, "cut between characters, not within them"
-    assert [round(len(part) / len(line), 2) for part in parts] == [0.9, 0.05, 0.05]
-    assert folder.notes()[0].endswith("within its lines")
+def test_a_single_file_is_split_in_its_order(text: str, start: str, tmp_path: Path) -> None:
+    """Each part is about its share, and nothing is lost: between paragraphs, or lines, or within a line between characters."""
+    file = tmp_path / "input.txt"
+    file.write_text(text)
+    folder = Folder(str(file), Words(), ratio=0.1)
+    parts = [b"".join(line for document in folder.documents(split) for line in document.lines) for split in SPLITS]
+    assert b"".join(parts).decode() == text and all(part.decode().startswith(start) for part in parts)
+    assert [round(len(part.decode()) / len(text), 1 if start else 2) for part in parts] == [0.8, 0.1, 0.1]
+    assert [folder.size(split) for split in SPLITS] == [len(part) for part in parts]
+    assert folder.notes()[0].endswith("within its lines") == (not start)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "utf-16-be"])
@@ -102,15 +105,14 @@ def test_text_is_read_by_its_byte_order_mark(encoding: str, tmp_path: Path) -> N
     file.write_bytes((mark + text).encode(encoding))
     lines = [line.encode() for line in ("Größe\u2028und\u0085Maß\r\n", "\n", "zwei\x1c\n")]
     assert [*lines_of(file)] == [*lines_of(file.read_bytes())] == lines
+    assert read_prompt(str(file)) == text, "a prompt is read as a corpus"
 
 
 def test_sentences_end_at_newlines_alone(tmp_path: Path) -> None:
     (tmp_path / "train.de").write_text("Das\u2028Haus\x1c steht\nDer\u0085 Hund\n")
     (tmp_path / "train.en").write_bytes(b"The house stands\nThe\r dog\n")
-    assert [*ParallelFolder(str(tmp_path), "de", "en").pairs("train")] == [
-        ("Das\u2028Haus\x1c steht", "The house stands"),
-        ("Der\u0085 Hund", "The\r dog"),
-    ]
+    pairs = [("Das\u2028Haus\x1c steht", "The house stands"), ("Der\u0085 Hund", "The\r dog")]
+    assert [*ParallelFolder(str(tmp_path), "de", "en").pairs("train")] == pairs
 
 
 def test_symbols_written_in_a_text_are_text() -> None:
@@ -151,13 +153,6 @@ def test_special_tokens_written_in_a_text_are_text(kind: str, tmp_path: Path) ->
     control = {1, 3}
     assert control <= {*encode_template(tokenizer, text)}
     assert control.isdisjoint(encode_text(tokenizer, text)) and control.isdisjoint(encode_prompt(tokenizer, text))
-
-
-def test_a_prompt_is_read_as_a_corpus(tmp_path: Path) -> None:
-    file = tmp_path / "prompt.txt"
-    for encoding in ("utf-8-sig", "utf-16"):
-        file.write_bytes("Größe\r\nund".encode(encoding))
-        assert read_prompt(str(file)) == "Größe\r\nund"
 
 
 def test_byte_pairs_are_learned_within_the_letters_of_a_word() -> None:
@@ -242,9 +237,8 @@ def test_documents_that_are_also_in_another_text_are_found() -> None:
     assert said.startswith(f"test: 2 of {len(one) + 3} documents") and "3.txt of 0.txt" in said
     assert find_duplicates(one, other, 2) == {0: 2, 1: 1, 3: 2, 4: 2}
     note = describe_duplicates({0: 2}, np.array([3, 9]), "test", "train", ["a.txt", "b.txt"], ["x", "y", "copy.txt"])
-    assert note.startswith(
-        "test: 1 of 2 documents, with 25.0 % of its tokens, are also in train (for instance a.txt as copy.txt)"
-    )
+    said = "test: 1 of 2 documents, with 25.0 % of its tokens, are also in train (for instance a.txt as copy.txt)"
+    assert note.startswith(said)
 
 
 def test_documents_most_of_which_is_in_another_text_are_found() -> None:
@@ -254,13 +248,8 @@ def test_documents_most_of_which_is_in_another_text_are_found() -> None:
     edited = train[1][37:400].copy()
     edited[::60] = 60
     quoting = np.concatenate([generator.integers(0, 50, 300), train[2][100:200]])
-    documents = [
-        edited,
-        generator.integers(0, 50, 200),
-        train[2][:9],
-        quoting,
-        np.concatenate([train[2][3:90], train[1][9:99]]),
-    ]
+    joined = np.concatenate([train[2][3:90], train[1][9:99]])
+    documents = [edited, generator.integers(0, 50, 200), train[2][:9], quoting, joined]
     found = find_near_copies(documents, train, length=10)
     changed = np.zeros(len(edited), bool)
     changed[::60] = True

@@ -24,10 +24,6 @@ def rows(count: int, field: str = "text") -> list[dict[str, str]]:
     return [{"id": str(number), field: f"row number {number} of several\n"} for number in range(count)]
 
 
-def lines_of(records: list[dict[str, str]]) -> bytes:
-    return "\n".join(map(json.dumps, records)).encode()
-
-
 def zstandard(content: bytes) -> bytes:
     return bytes(pytest.importorskip("zstandard").compress(content))
 
@@ -81,7 +77,7 @@ def test_one_text_in_many_forms(name: str, packed: Callable[[bytes], bytes], tmp
 def test_rows_are_documents(write: Callable[[Path, list[dict[str, str]]], None] | None, field: str, tmp_path: Path) -> None:
     """Of a file that is read alone some rows are valid and test; a field of another name is named."""
     if write is None:
-        (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(lines_of(rows(20, field))))
+        (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows(20, field))).encode()))
     else:
         write(tmp_path, rows(20, field))
     assert [text.content for text in read_texts(tmp_path, field)] == [row[field] for row in rows(20, field)]
@@ -152,9 +148,8 @@ def test_a_repository_with_tests_is_split_at_random(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(TEXT)
     dataset = Folder(str(tmp_path), Words(), seed=0)
-    assert (
-        sum(len(dataset.files(split)) for split in ("train", "valid", "test")) == 6 and "split at random" in dataset.notes()[0]
-    )
+    assert sum(len(dataset.files(split)) for split in ("train", "valid", "test")) == 6
+    assert "split at random" in dataset.notes()[0]
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "x.py").write_text(TEXT)
     assert Folder(str(tmp_path), Words()).notes()[0].startswith("train is train, test is test")

@@ -16,7 +16,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from tests.conftest import ROOT
-from tests.helpers.decoders import model_of, text_of, tokenizer_of
+from tests.helpers.decoders import save_decoder, text_of
 from trime.errors import UserError
 from trime.harness.decoder import TrimeHF
 
@@ -37,14 +37,7 @@ LITTLE = [
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a random decoder and its tokenizer."""
-    folder = tmp_path_factory.mktemp("decoder")
-    tokenizer = tokenizer_of(folder)
-    model = model_of("Llama", len(tokenizer), max_position_embeddings=4096)
-    for weight in model.parameters():
-        weight.data *= 4 if weight.dim() > 1 else 1
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_decoder(tmp_path_factory.mktemp("decoder"), contrast=4)
 
 
 def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
@@ -126,17 +119,8 @@ def test_impossible_arguments(settings: dict[str, Any], message: str, decoder: P
 
 
 def test_the_command_line_tells_errors_in_a_line(decoder: Path) -> None:
-    arguments = [
-        "--model",
-        "trime-hf",
-        "--model_args",
-        f"pretrained={decoder},policy=LSTM,memory=9",
-        "--tasks",
-        "wikitext",
-        "--device",
-        "cpu",
-    ]
+    model = ["--model", "trime-hf", "--model_args", f"pretrained={decoder},policy=LSTM,memory=9"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "trime.harness", "run", *arguments]
+    command = [sys.executable, "-m", "trime.harness", "run", *model, "--tasks", "wikitext", "--device", "cpu"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: policy=LSTM: choose")

@@ -81,6 +81,21 @@ def model_of(kind: str, vocabulary: int, **settings: Any) -> Any:
     return getattr(transformers, CLASSES.get(kind, f"{kind}ForCausalLM"))(config).eval()
 
 
+def add_contrast(model: Any, factor: float = 4) -> Any:
+    """Multiply the matrices of a model, whose attention is else nearly uniform, as that of small weights is."""
+    for weight in model.parameters():
+        weight.data *= factor if weight.dim() > 1 else 1
+    return model
+
+
+def save_decoder(folder: Path, contrast: float = 1) -> Path:
+    """Save a random decoder with its tokenizer, and return the folder."""
+    tokenizer = tokenizer_of(folder)
+    for part in (tokenizer, add_contrast(model_of("Llama", len(tokenizer), max_position_embeddings=4096), contrast)):
+        part.save_pretrained(folder / "decoder")
+    return folder / "decoder"
+
+
 def write_texts(folder: Path, seeds: range) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds:

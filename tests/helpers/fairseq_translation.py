@@ -36,23 +36,11 @@ def arguments(sizes: Sizes, norm_first: tuple[bool, bool]) -> argparse.Namespace
     for side, first in zip(("encoder", "decoder"), norm_first, strict=True):
         sides |= {f"{side}_layers": sizes.layers, f"{side}_embed_dim": sizes.width, f"{side}_ffn_embed_dim": sizes.inner}
         sides |= {f"{side}_attention_heads": sizes.heads, f"{side}_normalize_before": first, f"{side}_learned_pos": False}
-    return argparse.Namespace(
-        arch="transformer_iwslt_de_en",
-        task="translation",
-        criterion="trime_mt_loss",
-        activation_fn="relu",
-        share_decoder_input_output_embed=True,
-        share_all_embeddings=False,
-        adaptive_softmax_cutoff=None,
-        adaptive_input=False,
-        no_scale_embedding=False,
-        no_token_positional_embeddings=False,
-        max_source_positions=1024,
-        max_target_positions=1024,
-        max_tokens=4096,
-        seed=1,
-        **sides,
-    )
+    about = {"arch": "transformer_iwslt_de_en", "task": "translation", "criterion": "trime_mt_loss", "activation_fn": "relu"}
+    about |= {"share_decoder_input_output_embed": True, "share_all_embeddings": False, "adaptive_softmax_cutoff": None}
+    about |= {"adaptive_input": False, "no_scale_embedding": False, "no_token_positional_embeddings": False}
+    about |= {"max_source_positions": 1024, "max_target_positions": 1024, "max_tokens": 4096, "seed": 1}
+    return argparse.Namespace(**about, **sides)
 
 
 def random_weights(sizes: Sizes, norm_first: tuple[bool, bool], seed: int = 0) -> dict[str, Tensor]:
@@ -216,13 +204,9 @@ class Released:
 
     @property
     def overrides(self) -> list[str]:
-        return [
-            f"checkpoint={self.checkpoint}",
-            f"dictionary=[{self.folder}/dict.de.txt,{self.folder}/dict.en.txt]",
-            f"dataset.path={self.folder}",
-            "dataset.cut=true",
-            "dataset.detokenize=false",
-        ]
+        dictionaries = f"dictionary=[{self.folder}/dict.de.txt,{self.folder}/dict.en.txt]"
+        text = [f"dataset.path={self.folder}", "dataset.cut=true", "dataset.detokenize=false"]
+        return [f"checkpoint={self.checkpoint}", dictionaries, *text]
 
     def greedy(self, source: list[int], mixture: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
         """The likeliest piece at every step: at least one, at most 1.2 n + 10, then the end."""

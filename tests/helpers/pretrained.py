@@ -18,14 +18,8 @@ from trime.models.pretrained.tokenizer import train_word_level
 TEXT = ["def wait ( self , timeout ) : return self . lock", "class Lock : pass", "import threading"]
 
 
-SIZES = {
-    "max_position_embeddings": 128,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
+SIZES = {"max_position_embeddings": 128, "hidden_size": 16, "intermediate_size": 32}
+SIZES |= dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2)
 
 
 def save_model(kind: str, folder: Path, **sizes: Any) -> Path:

@@ -39,25 +39,9 @@ def made(
 ) -> dict[str, Any]:
     """Return a run with one document of 100 tokens for each loss."""
     loss = sum(losses) / len(losses)
-    row = {
-        "memories": "vocabulary",
-        "tuned": {},
-        "loss": loss,
-        "perplexity": math.exp(loss),
-        "tokens": 100 * len(losses),
-        "documents": [[100 * document_loss, 100] for document_loss in losses],
-        "search": None,
-        "memory_size": size,
-        "eviction": policy,
-        "tokens_per_second": 1000.0,
-        "peak_memory_mb": 500.0,
-    }
-    return {
-        "name": name,
-        "seed": seed,
-        "config_hash": f"{name}{seed}{policy}{size}",
-        "dataset": {"name": "text", "fingerprint": "f"},
-        "parameters": 1000,
-        "train": {"updates": 10, "tokens_per_second": 100.0},
-        "metrics": {"valid": [row], "test": [row]},
-    }
+    row = {"memories": "vocabulary", "tuned": {}, "loss": loss, "perplexity": math.exp(loss), "tokens": 100 * len(losses)}
+    row |= {"documents": [[100 * of_document, 100] for of_document in losses], "search": None, "memory_size": size}
+    row |= {"eviction": policy, "tokens_per_second": 1000.0, "peak_memory_mb": 500.0}
+    about = {"name": name, "seed": seed, "config_hash": f"{name}{seed}{policy}{size}", "parameters": 1000}
+    about |= {"dataset": {"name": "text", "fingerprint": "f"}, "train": {"updates": 10, "tokens_per_second": 100.0}}
+    return about | {"metrics": {"valid": [row], "test": [row]}}

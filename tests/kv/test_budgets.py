@@ -53,11 +53,8 @@ def test_heads_share_the_room_of_a_layer(share: float, policy: Any, llama: Any, 
     expected = llama(more, past_key_values=cache).logits
     for other in (copied, again):
         torch.testing.assert_close(llama(more, past_key_values=other).logits, expected)
-    assert (
-        again.bytes
-        == cache.bytes
-        == cache.memories[0].rows * sum(column.nbytes for m in cache.memories for column in m.columns)
-    )
+    held = sum(column.nbytes for memory in cache.memories for column in memory.columns)
+    assert again.bytes == cache.bytes == cache.memories[0].rows * held
     cache.reset()
     cache.read(llama, tokens, questions, whole=True)
     assert [len(positions) for positions in kept(cache)] == [2 * SIZE] * len(cache)
@@ -122,9 +119,7 @@ def test_what_it_was_made_with_comes_back(llama: Any, tokens: torch.Tensor, tmp_
     cache.save(tmp_path)
     again.load(tmp_path)
     more = torch.randint(3, 50, (1, 12))
-    torch.testing.assert_close(
-        llama(more[:, :9], past_key_values=again).logits, llama(more[:, :9], past_key_values=cache).logits
-    )
+    torch.testing.assert_close(*(llama(more[:, :9], past_key_values=each).logits for each in (again, cache)))
     llama(more, past_key_values=copied)
     assert [len(positions) for positions in kept(copied)] == [2 * (SIZE + 12)] * len(cache)
     for each in (cache, again):
@@ -162,19 +157,11 @@ def test_a_text_is_asked_for_in_parts(tmp_path: Path) -> None:
     assert torch.equal(parts[0][:, -100:], text[:, :100]) and torch.equal(parts[1][:, -108:], text[:, 92:200])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"recall": 8, "per_head": trime.AdaKV()}, "recall returns as much to each head"),
-        ({"size": 3}, "memory_size=3 has no room beside eviction.sinks=4"),
-    ],
-)
-def test_impossible_settings(settings: dict[str, Any], message: str, llama: Any) -> None:
-    with pytest.raises(UserError, match=message):
-        EvictingCache(llama, **{"size": SIZE, "policy": trime.KVzip(), **settings})
-
-
-def test_impossible_texts(llama: Any, tokens: torch.Tensor) -> None:
+def test_impossible_settings_and_texts(llama: Any, tokens: torch.Tensor) -> None:
+    with pytest.raises(UserError, match="recall returns as much to each head"):
+        EvictingCache(llama, SIZE, trime.KVzip(), recall=8, per_head=trime.AdaKV())
+    with pytest.raises(UserError, match=r"memory_size=3 has no room beside eviction\.sinks=4"):
+        EvictingCache(llama, 3, trime.KVzip())
     cache = EvictingCache(llama, SIZE, trime.TOVA(), chunk=4, per_head=trime.AdaKV())
     with pytest.raises(UserError, match="make a cache for each text"):
         cache.read(llama, tokens.repeat(2, 1), whole=True)
@@ -189,12 +176,12 @@ def test_impossible_texts(llama: Any, tokens: torch.Tensor) -> None:
         trime.AdaKV(2.0)
 
 
+@torch.no_grad()
 def test_copies_read_apart_after_a_reset(llama: Any, tokens: torch.Tensor) -> None:
     cache = EvictingCache(llama, SIZE, trime.TOVA(), chunk=4, per_head=trime.AdaKV())
     cache.read(llama, tokens, whole=True)
     other = copy.deepcopy(cache)
-    for each in (cache, other):
-        each.reset()
-    with torch.no_grad():
-        llama(tokens, past_key_values=cache)
+    cache.reset()
+    other.reset()
+    llama(tokens, past_key_values=cache)
     assert (cache.rows, other.rows) == (len(tokens), 0)

@@ -19,21 +19,16 @@ import peft
 import transformers
 
 import trime
-from tests.helpers.decoders import FAMILIES, model_of
+from tests.helpers.decoders import FAMILIES, add_contrast, model_of
 from tests.helpers.pretrained import save_model
+from trime import H2O, TOVA, BelowMean, EvictingCache, KeyNorm, OwnPosition, Raw, SnapKV, Softmax
 from trime.common.pretrained import load_pretrained
 from trime.errors import UserError
 from trime.kv.answering import DecoderAnswerer, ReadingConfig, greedy
 from trime.kv.attendre import Attendre
 from trime.kv.bounded import BoundedMemory
-from trime.kv.evicting_cache import EvictingCache, check_call, check_settings
+from trime.kv.evicting_cache import check_call, check_settings
 from trime.kv.eviction.base import EvictionPolicy
-from trime.kv.eviction.h2o import H2O
-from trime.kv.eviction.initial import BelowMean, OwnPosition
-from trime.kv.eviction.key_norm import KeyNorm
-from trime.kv.eviction.score_transform import Raw, Softmax
-from trime.kv.eviction.snapkv import SnapKV
-from trime.kv.eviction.tova import TOVA
 from trime.kv.reader import LongReader
 from trime.kv.rope import RopeDecoder
 
@@ -44,6 +39,7 @@ POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
     "lra_sum": lambda: trime.LRASum(BelowMean(1.0), Raw()),
 }
 SIZE, CHUNK = 12, 5
+LOGITS = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True, "output_logits": True}  # of generate
 
 
 @pytest.fixture(
@@ -74,10 +70,7 @@ def test_generation_is_that_of_the_reader(name: str, top_k: int | None, folder: 
     reading = ReadingConfig(memories(other, POLICIES[name](), top_k), CHUNK)
     session = DecoderAnswerer(RopeDecoder(other, "none", cached_keys="after_rope"), reading).read(prompt)
     cache = EvictingCache(model, SIZE, POLICIES[name](), top_k, CHUNK)
-    settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-    output = model.generate(
-        torch.tensor(prompt), past_key_values=cache, return_dict_in_generate=True, output_logits=True, **settings
-    )
+    output = model.generate(torch.tensor(prompt), past_key_values=cache, max_new_tokens=6, **LOGITS)
     written = output.sequences[:, 40:]
     for number, logits in enumerate(output.logits):
         torch.testing.assert_close(logits, session.next_logits(written[:, :number]), atol=1e-5, rtol=1e-5)
@@ -91,17 +84,14 @@ def test_a_text_that_its_question_guides_is_that_of_the_reader(policy: EvictionP
     model, other = load_pretrained(str(folder)), load_pretrained(str(folder))
     prompt = torch.randint(3, 20, (2, 40))
     text, question = prompt.split([34, 6], 1)
-    answerer = DecoderAnswerer(
-        RopeDecoder(other, "none", cached_keys="after_rope"),
-        ReadingConfig(memories(other, policy, None), CHUNK, prefill="guided"),
-    )
+    settings = ReadingConfig(memories(other, policy, None), CHUNK, prefill="guided")
+    answerer = DecoderAnswerer(RopeDecoder(other, "none", cached_keys="after_rope"), settings)
     reading = answerer.start(text.tolist(), questions=question.tolist())
     cache = EvictingCache(model, SIZE, policy, chunk=CHUNK)
     cache.read(model, text, question)
     for layer, kept in enumerate(reading.reader.cache.kept()):
         assert torch.equal(cache.positions(layer).sort(1).values, kept.sort(1).values)
-    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
-    output = model.generate(prompt, past_key_values=cache, return_dict_in_generate=True, output_logits=True, **settings)
+    output = model.generate(prompt, past_key_values=cache, max_new_tokens=4, **LOGITS)
     session, written = reading.ask(question.tolist()), output.sequences[:, 40:]
     for number, logits in enumerate(output.logits):
         torch.testing.assert_close(logits, session.next_logits(written[:, :number]), atol=1e-5, rtol=1e-5)
@@ -129,17 +119,12 @@ def test_a_row_of_a_batch_is_the_row_alone(name: str, folder: Path) -> None:
         place = (mask.cumsum(1) - 1).clamp(min=0)
         steps = [slice(0, length), *(slice(at, at + 1) for at in range(length, length + 4))]
         cache = EvictingCache(model, SIZE, BATCHED[name](), chunk=CHUNK)
-        found = [
-            model(
-                tokens[:, part], attention_mask=mask[:, : part.stop], position_ids=place[:, part], past_key_values=cache
-            ).logits
-            for part in steps
-        ]
+        given = [{"attention_mask": mask[:, : part.stop], "position_ids": place[:, part]} for part in steps]
+        found = [model(tokens[:, part], past_key_values=cache, **own).logits for part, own in zip(steps, given, strict=True)]
         for row in range(3):
             first, cache = int(mask[row].argmax()), EvictingCache(model, SIZE, BATCHED[name](), chunk=CHUNK)
-            alone = [
-                model(tokens[row : row + 1, max(first, part.start) : part.stop], past_key_values=cache).logits for part in steps
-            ]
+            own = [tokens[row : row + 1, max(first, part.start) : part.stop] for part in steps]
+            alone = [model(part, past_key_values=cache).logits for part in own]
             together = torch.cat(found, 1)[row : row + 1, first:]
             torch.testing.assert_close(together, torch.cat(alone, 1), atol=1e-5, rtol=1e-5)
 
@@ -153,22 +138,15 @@ class Apart(EvictingCache):
 @torch.no_grad()
 @pytest.mark.parametrize(("top_k", "padded"), [(None, False), (4, True)])
 @pytest.mark.parametrize("name", BATCHED)
-def test_layers_that_decode_together_keep_what_each_would_keep(
-    name: str, top_k: int | None, padded: bool, folder: Path
-) -> None:
+def test_layers_decode_together_as_each_for_itself(name: str, top_k: int | None, padded: bool, folder: Path) -> None:
     """Whatever comes between tokens: padding, a question that looks back, rows that change places, a look at what is kept."""
     model = load_pretrained(str(folder))
     tokens, mask = torch.randint(3, 20, (3, 60)), torch.ones(3, 60, dtype=torch.long)
     if padded:
         mask[1, :9], mask[:2, 44:46] = 0, torch.tensor([[0], [1]])
     caches = [kind(model, SIZE, BATCHED[name](), top_k, CHUNK) for kind in (EvictingCache, Apart)]
-    parts = [
-        slice(0, 40),
-        *(slice(at, at + 1) for at in range(40, 50)),
-        slice(50, 53),
-        *(slice(at, at + 1) for at in range(53, 60)),
-    ]
-    for part in parts:
+    borders = [0, *range(40, 51), *range(53, 61)]
+    for part in map(slice, borders, borders[1:]):
         texts = [model(tokens[:, part], attention_mask=mask[:, : part.stop], past_key_values=cache).logits for cache in caches]
         torch.testing.assert_close(*texts, atol=1e-5, rtol=1e-5)
         if part.start % 5 == 0:
@@ -235,16 +213,6 @@ def test_a_cache_is_copied_with_gradients_on(folder: Path) -> None:
         assert all(not column.requires_grad for layer in other.memories for column in layer.columns)
 
 
-def test_a_memory_that_holds_everything_is_full_attention(folder: Path) -> None:
-    model = load_pretrained(str(folder))
-    tokens = torch.randint(3, 20, (2, 33))
-    with torch.no_grad():
-        expected = model(tokens).logits
-        cache = EvictingCache(model, 64, trime.LRASum(BelowMean(2.0), Raw()), chunk=7)
-        torch.testing.assert_close(model(tokens, past_key_values=cache).logits, expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(model(tokens).logits, expected)  # without the cache the model reads as before
-
-
 OWN = {  # what layers of a family have of their own
     "Gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "sliding_window": 12},
     "Gemma3Text": {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
@@ -258,9 +226,7 @@ OWN = {  # what layers of a family have of their own
 def test_any_decoder_reads_with_it(kind: str) -> None:
     """With room for everything attention is the model's own, with its scale, cap and windows; of the newest alone it slides."""
     model, tokens = model_of(kind, 50, **OWN.get(kind, {})), torch.randint(3, 50, (2, 30))
-    model.set_attn_implementation("eager")  # no other has a cap
-    for weight in model.parameters():
-        weight.data *= 4 if weight.dim() > 1 else 1  # attention of small weights is nearly uniform
+    add_contrast(model).set_attn_implementation("eager")  # no other has a cap
     expected = model(tokens).logits
     for policy in (trime.FIFO(), TOVA(Softmax()), H2O(Softmax())):
         cache = EvictingCache(model, 40, policy, chunk=7)
@@ -294,15 +260,8 @@ def test_what_it_cannot_read_with_is_told() -> None:
 
 
 SMALL_DECODER = {"vocab_size": 60, "d_model": 32, "decoder_ffn_dim": 48, "decoder_layers": 2, "decoder_attention_heads": 4}
-OPT = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "ffn_dim": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "word_embed_proj_dim": 32,
-}
 BERT = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+OPT = BERT | {"ffn_dim": 48, "word_embed_proj_dim": 32}
 
 
 @torch.no_grad()
@@ -362,9 +321,7 @@ def test_a_second_turn_follows_all_that_was_written() -> None:
     ends = [int((row[20:] == end).nonzero()[0]) + 21 if (row[20:] == end).any() else len(row) for row in output]
     assert ends[0] < output.shape[1] and [int(row.sum()) - 5 for row in inputs["attention_mask"]] == ends
     position = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    expected = (
-        model(inputs["input_ids"], attention_mask=inputs["attention_mask"], position_ids=position).logits[:, -1].argmax(1)
-    )
+    expected = model(**inputs, position_ids=position).logits[:, -1].argmax(1)
     answer = model.generate(**inputs, max_new_tokens=1, past_key_values=cache, **settings)
     assert torch.equal(answer[:, -1], expected)
 
@@ -388,17 +345,6 @@ def test_a_cache_lives_no_longer_than_its_owner_wants(folder: Path) -> None:
     del cache
     gc.collect()
     assert left() is None
-
-
-@torch.no_grad()
-def test_an_error_leaves_the_model_as_it_was(folder: Path) -> None:
-    model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 9))
-    expected, cache = model(tokens).logits, EvictingCache(model, SIZE, trime.FIFO())
-    with pytest.raises(IndexError):
-        model(tokens + 1000, past_key_values=cache)
-    assert cache.get_seq_length() == 0
-    torch.testing.assert_close(model(tokens).logits, expected)
-    torch.testing.assert_close(model(tokens, past_key_values=cache).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -434,9 +380,12 @@ def test_threads_take_turns(folder: Path) -> None:
 
 
 def test_an_interrupted_call_leaves_the_model_as_it_was(folder: Path) -> None:
-    """After Ctrl-C within a layer the model works, and a cache that had read in part says so."""
+    """After an error or Ctrl-C within a layer the model works; a cache that had read nothing reads, one in part says so."""
     model, tokens = load_pretrained(str(folder)), torch.randint(3, 20, (1, 9))
     expected, cache = model(tokens).logits, EvictingCache(model, SIZE, trime.FIFO())
+    with pytest.raises(IndexError):
+        model(tokens + 1000, past_key_values=cache)
+    torch.testing.assert_close(model(tokens).logits, expected)
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -15,8 +15,6 @@ from tests.helpers.pretrained import save_model
 from trime.common.pretrained import load_pretrained
 from trime.kv.attendre import Attendre
 from trime.kv.bounded import BoundedMemory
-from trime.kv.eviction.initial import BelowMean
-from trime.kv.eviction.score_transform import Raw
 from trime.kv.reader import LongReader
 from trime.kv.rope import RopeDecoder
 
@@ -67,7 +65,7 @@ def test_split_layers_read_what_the_model_reads(
     for splits in (False, True):
         monkeypatch.setattr(LongReader, "must_split", lambda *_, splits=splits: splits)
         family = RopeDecoder(model, position, factor, cached_keys)
-        policy = trime.LRASum(BelowMean(1.0), Raw())
+        policy = trime.LRASum(trime.BelowMean(1.0), trime.Raw())
         memories = [Attendre(BoundedMemory(12, policy), causal=True, window=window, **more) for window in family.windows]
         reader = LongReader(family, memories, 5, record_attention=True, per_head=per_head)
         assert (reader.decoder is None) == splits

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the extra pretrained")
 
 import trime
 from tests.conftest import ROOT
-from tests.helpers.decoders import model_of, text_of, tokenizer_of
+from tests.helpers.decoders import add_contrast, model_of, save_decoder, text_of
 from trime.errors import UserError
 from trime.kv.attendre import Attendre
 from trime.kv.bounded import BoundedMemory
@@ -33,9 +33,7 @@ def model_with_contrast(kind: str) -> Any:
     """Return a model whose attention is far from uniform."""
     model = model_of(kind, 50, **SETTINGS.get(kind, {}))
     model.set_attn_implementation("eager")
-    for weight in model.parameters():
-        weight.data *= 4 if weight.dim() > 1 else 1
-    return model
+    return add_contrast(model)
 
 
 @pytest.fixture(scope="module")
@@ -183,15 +181,10 @@ def test_what_is_saved_knows_what_it_was_made_with(llama: Any, tmp_path: Path) -
     cache.save(tmp_path)
     changed = model_with_contrast("Llama")
     changed.model.layers[0].mlp.up_proj.weight.data += 1
-    others = {
-        "model": EvictingCache(changed, 12, trime.TOVA(), chunk=5, recall=Recall(8, block=4)),
-        "size": EvictingCache(llama, 13, trime.TOVA(), chunk=5, recall=Recall(8, block=4)),
-        "policy": EvictingCache(llama, 12, trime.TOVA(recent=2), chunk=5, recall=Recall(8, block=4)),
-        "recall": EvictingCache(llama, 12, trime.TOVA(), chunk=5),
-    }
-    for name, other in others.items():
+    settings = {"model": llama, "size": 12, "policy": trime.TOVA(), "recall": Recall(8, block=4)}
+    for name, other in {"model": changed, "size": 13, "policy": trime.TOVA(recent=2), "recall": None}.items():
         with pytest.raises(UserError, match=f"another {name}"):
-            other.load(tmp_path)
+            EvictingCache(**settings | {name: other}, chunk=5).load(tmp_path)
     (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-100])
     with pytest.raises(UserError, match="damaged"):
         cache.load(tmp_path)
@@ -252,14 +245,9 @@ def test_a_long_text_is_searched_by_its_regions(key: BlockKey) -> None:
     assert 21 not in store.candidates(asked, missing, 1.0)[0]
 
 
-def test_the_page_runs_as_printed(
-    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The Python of docs/small-memory.md, block after block."""
-    tokenizer = tokenizer_of(tmp_path)
-    model_of("Llama", len(tokenizer), max_position_embeddings=4096).save_pretrained(tmp_path / "decoder")
-    tokenizer.save_pretrained(tmp_path / "decoder")
-    names = {"DECODER": tmp_path / "decoder", "TEXT": text_of(0), "QUESTION": "    def lock", "FURTHER_QUESTION": " queue"}
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Python of docs/small-memory.md as it is printed, block after block."""
+    names = {"DECODER": save_decoder(tmp_path), "TEXT": text_of(0), "QUESTION": "    def lock", "FURTHER_QUESTION": " queue"}
     monkeypatch.chdir(tmp_path)
     for block in (ROOT / "docs" / "small-memory.md").read_text().split("```python\n")[1:]:
         exec(block.split("```")[0], names)

@@ -77,12 +77,6 @@ def test_a_kill_after_the_build_costs_nothing(line: str, tmp_path: Path, monkeyp
     assert number(tmp_path, 1).make() and (number(tmp_path, 1).path() / "value.txt").read_text() == "1"
 
 
-def test_made_once_and_found_by_what_determines_it(tmp_path: Path) -> None:
-    Number.built = 0
-    assert [number(tmp_path, 7).make(), number(tmp_path, 7).make(), number(tmp_path, 8).make()] == [True, False, True]
-    assert Number.built == 2
-
-
 def test_what_another_process_made_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that waited for the lock did not make it."""
     made = Number.built

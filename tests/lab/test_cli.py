@@ -60,9 +60,7 @@ def test_threads_are_known_before_libraries_are_imported() -> None:
         ("size=large", "paper, "),
         ("train.updtes=3", "train.updates"),
         ("exprimnt=trime", "experiment"),
-        ("trime_ext", "experiment=trime_ext"),
         ("stages=[fit", "stages=[fit"),
-        ("experiment=vanilla,trime", "add -m"),
     ],
 )
 def test_a_wrong_word_is_one_line_with_a_similar_name(
@@ -103,13 +101,8 @@ def test_a_documented_command_is_valid(command: str) -> None:
 def test_pages_name_stages_that_exist() -> None:
     recipe = ROOT / "docs" / "extend" / "workflow.md"  # makes one
     pages = [ROOT / "README.md", *({*(ROOT / "docs").rglob("*.md")} - {recipe})]
-    named = [
-        (page.name, name)
-        for page in pages
-        for found in re.findall(r"stages=\[([\w,]+)\]", page.read_text())
-        for name in found.split(",")
-    ]
-    assert named and {name for _, name in named} <= {*known_stages()}, [one for one in named if one[1] not in known_stages()]
+    named = re.findall(r"stages=\[([\w,]+)\]", "\n".join(page.read_text() for page in pages))
+    assert {*",".join(named).split(",")} <= {*known_stages()}
 
 
 def first_value(word: str) -> str:
@@ -125,9 +118,8 @@ def test_a_documented_command_runs(command: str, session_folder: Path, monkeypat
     words = shlex.split(command, comments=True)[2:]
     if not any(word.startswith("report.runs") for word in words):
         places = [f"paths.data={session_folder}/data", f"paths.outputs={session_folder}/outputs"]
-        words += [*SHORT, *places, *NO_PICTURES, "logger=none", "hydra.sweeper.n_trials=1"][
-            : None if "sweep=optuna" in words else -1
-        ]
+        trials = ["hydra.sweeper.n_trials=1"] if "sweep=optuna" in words else []
+        words += [*SHORT, *places, *NO_PICTURES, "logger=none", *trials]
     with_all_stages = [word for word in words if not word.startswith("stages=")]  # single stages find what these leave
     for each in [with_all_stages, words] if with_all_stages != words else [words]:
         monkeypatch.setattr("sys.argv", ["cli.py", *each])

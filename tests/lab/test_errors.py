@@ -9,27 +9,23 @@ import shlex
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hydra.errors import ConfigCompositionException, HydraException
-from omegaconf import DictConfig
 from safetensors import SafetensorError
 
-from tests.conftest import NO_PICTURES
+from tests.conftest import NO_PICTURES, Tiny
 from tests.helpers.runs import SharedRun
 from trime.errors import UserError
 from trime.lab import command_line
 from trime.lab.command_line import check_text_exists, format_error, message_of
 from trime.lab.runner import run
-from trime.lab.sweep import JobResult
 from trime.stages import encode
 from trime.stages.graph import Graph
 from trime.stages.index import check_index, check_index_factory
-
-Tiny = Callable[..., DictConfig]
 
 
 class Said:
@@ -43,15 +39,9 @@ class Said:
         monkeypatch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
 
     def __call__(self, *overrides: str, where: Path | None = None) -> str:
-        fixed = [
-            "size=tiny",
-            "logger=none",
-            "train.updates=2",
-            "trainer.enable_progress_bar=false",
-            f"paths.data={where or self.session_folder}/data",
-            f"paths.outputs={where or self.session_folder}/outputs",
-        ]
-        self.monkeypatch.setattr("sys.argv", ["cli.py", *fixed, *overrides])
+        fixed = ["size=tiny", "logger=none", "train.updates=2", "trainer.enable_progress_bar=false"]
+        places = [f"paths.{name}={where or self.session_folder}/{name}" for name in ("data", "outputs")]
+        self.monkeypatch.setattr("sys.argv", ["cli.py", *fixed, *places, *overrides])
         self.capsys.readouterr()
         assert command_line.main() == 1, "exit status"
         err = self.capsys.readouterr().err
@@ -181,14 +171,8 @@ def test_a_text_that_is_not_there_is_told_at_once(tmp_path: Path, monkeypatch: p
     """Before anything is imported that trains; what a sweep, another setting or a URL decides is left to the run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "novels").mkdir()
-    for word in (
-        "dataset.path=novels",
-        "dataset.path='novels'",
-        "dataset.path=a,b",
-        "dataset.path=s3://a/b",
-        "dataset.path=null",
-    ):
-        check_text_exists(["experiment=trime", word])
+    for path in ("novels", "'novels'", "a,b", "s3://a/b", "null"):
+        check_text_exists(["experiment=trime", f"dataset.path={path}"])
     for key in ("dataset.path", "evaluate.dataset.path", "datastore.dataset.path"):
         with pytest.raises(UserError, match=f"^{key}=nowhere: there is no file or folder of that name$"):
             check_text_exists([f"{key}=nowhere"])
@@ -249,9 +233,8 @@ def test_what_this_machine_lacks(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_words_that_are_no_settings(said: Said) -> None:
     """Hydra would answer with its own help, or with its grammar."""
-    assert "seed=1,2 has several values: add -m for a run with each, or write seed=[1,2]" in said(
-        "experiment=trime", "seed=1,2"
-    )
+    told = said("experiment=trime", "seed=1,2")
+    assert "seed=1,2 has several values: add -m for a run with each, or write seed=[1,2]" in told
     several = said("experiment=trime,vanilla")
     assert "add -m for a run with each" in several and "[trime" not in several
     assert "there is no experiment/trim: is it experiment=trime?" in said("experiment=trim")
@@ -271,14 +254,10 @@ def test_an_unwritable_place(said: Said, tmp_path: Path) -> None:
     assert "is a file" in said("stages=[report]", f"report.runs={tmp_path}", f"report.keep={tmp_path}/file")
 
 
-def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., DictConfig]) -> None:
+def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``head`` does; a broken pipe of another kind keeps its traceback."""
-
-    def broken() -> list[JobResult]:
-        raise BrokenPipeError
-
     monkeypatch.setattr("sys.argv", ["cli.py", "stages=[report]"])
-    monkeypatch.setattr(command_line, "run_jobs", broken)
+    monkeypatch.setattr(command_line, "run_jobs", Mock(side_effect=BrokenPipeError))
     reader, writer = os.pipe()
     with pytest.raises(BrokenPipeError):
         command_line.main()
@@ -299,20 +278,14 @@ FULL = [
 
 @pytest.mark.parametrize("error", [FULL[0], *(pytest.param(error, marks=pytest.mark.slow) for error in FULL[1:])])
 def test_full_disk(error: Exception, said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def full(*args: object, **kwargs: object) -> None:
-        raise error
-
     with monkeypatch.context() as patch:
-        patch.setattr(encode, "write_tensors", full)
+        patch.setattr(encode, "write_tensors", Mock(side_effect=error))
         assert "disk is full" in said("experiment=vanilla", "seed=5", "dataset.modules=20", where=tmp_path)
     assert list((tmp_path / "outputs" / "artefacts").glob("fit-*/model.safetensors")), "the model is kept"
 
 
 def test_no_network(said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def unreachable(*args: object, **kwargs: object) -> None:
-        raise urllib.error.URLError("no route to host")
-
-    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+    monkeypatch.setattr(urllib.request, "urlopen", Mock(side_effect=urllib.error.URLError("no route to host")))
     message = said("dataset=wikitext103", where=tmp_path)
     assert "wikitext-103-v1.zip" in message and str(tmp_path) in message and ("md5" in message or "sha256" in message)
 

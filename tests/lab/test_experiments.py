@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,9 +15,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from tests.conftest import ROOT, composed, experiment
-from tests.helpers.decoders import model_of, tokenizer_of
-from tests.helpers.experiments import EVERY, TRANSLATE
+from tests.conftest import EVERY, ROOT, Tiny, composed, experiment
+from tests.helpers.decoders import save_decoder
 from trime.common.io import partial_of, plain
 from trime.config.check import check_components, validate
 from trime.config.rows import all_rows
@@ -34,7 +32,7 @@ from trime.token_memory.search import index as indices
 from trime.translation.pairs.base import Parallel
 
 CONF = ROOT / "conf"
-OTHERS = {*TRANSLATE, "decoder_memory"}  # which needs a model
+OTHERS = {"mt_vanilla", "knn_mt", "trime_mt", "decoder_memory"}  # the last one needs a model
 EXPERIMENTS = [name for name in EVERY if not name.startswith("attendre") and name not in OTHERS]  # of language models
 FILES = sorted([*EVERY, *(row.experiment for row in all_rows() if row.name)])
 ABLATIONS = [name for name in FILES if name.startswith("ablation/")]
@@ -74,7 +72,7 @@ def swept(config: DictConfig) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", [*(f"experiment={name}" for name in ABLATIONS), *(f"table={name}" for name in TABLES)])
-def test_a_sweep_has_runs_of_different_names_and_those_that_are_published(choice: str, tiny: Callable[..., DictConfig]) -> None:
+def test_a_sweep_has_runs_of_different_names_and_those_that_are_published(choice: str, tiny: Tiny) -> None:
     """Every value is valid. An ablation has a run for each; a table that sweeps over experiments has theirs."""
     config = tiny(choice, return_hydra=True)
     assert config.hydra.mode.name == "MULTIRUN"
@@ -92,7 +90,7 @@ def test_a_sweep_has_runs_of_different_names_and_those_that_are_published(choice
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ABLATIONS)
-def test_an_ablation_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
+def test_an_ablation_runs(name: str, tiny: Tiny) -> None:
     """With the second values of its settings."""
     params = swept(tiny(f"experiment={name}", return_hydra=True))
     second = [f"{key}={values[min(1, len(values) - 1)]}" for key, values in params.items()]
@@ -101,7 +99,7 @@ def test_an_ablation_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("domain/")])
-def test_a_row_of_the_domain_table(name: str, tiny: Callable[..., DictConfig], text_folder: Path) -> None:
+def test_a_row_of_the_domain_table(name: str, tiny: Tiny, text_folder: Path) -> None:
     """B is read in A's vocabulary; memory is from A, or from B's own split."""
     graph = Graph(tiny(f"experiment={name}", f"evaluate.dataset.path={text_folder}"))
     run(graph.config)
@@ -115,18 +113,15 @@ def test_a_row_of_the_domain_table(name: str, tiny: Callable[..., DictConfig], t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment_runs(name: str, tiny: Callable[..., DictConfig]) -> None:
+def test_every_experiment_runs(name: str, tiny: Tiny) -> None:
     """To its report; tests/helpers/runs.py has the four that every test session runs."""
     config = tiny(f"experiment={name}")
     assert run(config).loss == last_loss(config) and Graph(config).run_folder.parent.name == name
 
 
 @pytest.mark.slow
-def test_a_decoder_with_every_memory_runs(tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(tmp_path)
-    for part in (tokenizer, model_of("Llama", len(tokenizer))):
-        part.save_pretrained(tmp_path / "decoder")
-    config = tiny("experiment=decoder_memory", f"model.name={tmp_path}/decoder", f"dataset.path={text_folder}")
+def test_a_decoder_with_every_memory_runs(tiny: Tiny, text_folder: Path, tmp_path: Path) -> None:
+    config = tiny("experiment=decoder_memory", f"model.name={save_decoder(tmp_path)}", f"dataset.path={text_folder}")
     assert run(config).loss == last_loss(config)
 
 
@@ -173,9 +168,7 @@ def test_every_choice_of_every_group_is_understood(number: int, text_folder: Pat
             assert list(found.documents("train"))
 
 
-def test_stages_alone_are_skipped_when_done_and_ask_for_what_is_missing(
-    tiny: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stages_alone_ask_for_what_is_missing(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "experiment=trime", f"paths.outputs={tmp_path}", "mixture=none"
     run(tiny(*words, "stages=[prepare]"))
     with pytest.raises(UserError, match="add fit to stages="):
@@ -187,7 +180,7 @@ def test_stages_alone_are_skipped_when_done_and_ask_for_what_is_missing(
     assert "made" not in capsys.readouterr().out
 
 
-def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
+def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Tiny, text_folder: Path) -> None:
     """TRIME's domain adaptation: model of one corpus, memory and test text of another."""
     other = ["dataset@evaluate.dataset=folder_words", f"evaluate.dataset.path={text_folder}", "evaluate.dataset.suffix=.txt"]
     store = ["dataset@datastore.dataset=folder_words", f"datastore.dataset.path={text_folder}", "datastore.dataset.suffix=.txt"]
@@ -209,51 +202,31 @@ def test_other_text_is_evaluated_in_the_models_vocabulary(tiny: Callable[..., Di
         (["dataset=folder_words", "dataset.path=TEXT", "datastore.split=test"], [False, True]),  # under another name
     ],
 )
-def test_a_datastore_of_the_scored_split_hides_each_documents_own_entries(
-    words: list[str], hidden: list[bool], tiny: Callable[..., DictConfig], text_folder: Path
+def test_a_store_of_the_scored_split_hides_own_entries(
+    words: list[str], hidden: list[bool], tiny: Tiny, text_folder: Path
 ) -> None:
-    store = (
-        "dataset@datastore.dataset=folder_words",
-        f"datastore.dataset.path={text_folder}",
-        "stages=[prepare,fit,encode,index]",
-    )
-    graph = Graph(tiny("experiment=knn_lm", *store, *(word.replace("TEXT", str(text_folder)) for word in words)))
+    store = "dataset@datastore.dataset=folder_words", "datastore.dataset.path=TEXT", "stages=[prepare,fit,encode,index]"
+    graph = Graph(tiny("experiment=knn_lm", *(word.replace("TEXT", str(text_folder)) for word in (*store, *words))))
     run(graph.config)
     graph.test.make()
     asked = [graph.valid.summary(), graph.test.summary()]
     assert [graph.memories.datastores[0].index.knn_memory(split).hide_own for split in asked] == hidden
 
 
-def test_a_given_model_and_datastore_give_the_same_results(tiny: Callable[..., DictConfig]) -> None:
-    graph = Graph(tiny("experiment=knn_lm", "mixture=none"))
+def test_a_given_model_and_datastore_give_the_same_results(tiny: Tiny, text_folder: Path) -> None:
+    """Documents of test in the datastore are said, also where it holds only the starts of its documents."""
+    settings = ["experiment=knn_lm", "mixture=none", "dataset=folder_words", "dataset.suffix=.txt", "datastore.tokens=900"]
+    settings.append(f"dataset.path={text_folder}")
+    graph = Graph(tiny(*settings))
     loss = run(graph.config).loss
-    given = tiny(
-        "experiment=knn_lm",
-        "mixture=none",
-        f"checkpoint={graph.model.path()}",
-        f"datastore.path={graph.store_of(graph.config).path()}",
-    )
-    assert run(given).loss == loss
-
-
-def test_documents_of_test_in_a_given_datastore_are_said(tiny: Callable[..., DictConfig], text_folder: Path) -> None:
-    """Also where the datastore holds only the starts of its documents."""
-    settings = (
-        "experiment=knn_lm",
-        "dataset=folder_words",
-        f"dataset.path={text_folder}",
-        "dataset.suffix=.txt",
-        "datastore.tokens=900",
-    )
-    graph = Graph(tiny(*settings, "stages=[prepare,fit,encode]"))
-    run(graph.config)
     given = Graph(tiny(*settings, f"checkpoint={graph.model.path()}", f"datastore.path={graph.store_of(graph.config).path()}"))
+    assert run(given.config).loss == loss
     notes = [note for note in given.duplicates if "datastore.path=" in note]
     assert [note.split(" documents")[0] for note in notes] == ["valid: 2 of 3", "test: 1 of 3"]
     assert "test/0.txt" in notes[1] and "as" not in notes[1].split("instance")[1].split(")")[0]
 
 
-def test_index_backends(tiny: Callable[..., DictConfig], text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_backends(tiny: Tiny, text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = ["experiment=knn_lm", "mixture=none", "index.nprobe=16", "dataset=folder_words", f"dataset.path={text_folder}"]
     monkeypatch.setattr(indices, "EXACT_UP_TO", 100)
     factories = {"null": 0, "Flat": 1e-4, "Flat index.rescore=true": 1e-4, "IVF16_SQ8": 0.05, "auto": 0.05}
@@ -265,9 +238,7 @@ def test_index_backends(tiny: Callable[..., DictConfig], text_folder: Path, monk
     assert index is not None and index.summary()["nprobe"] > 1 and index.summary()["expected_recall"] >= 0.95
 
 
-def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(
-    tiny: Callable[..., DictConfig], tmp_path: Path, text_folder: Path
-) -> None:
+def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(tiny: Tiny, tmp_path: Path, text_folder: Path) -> None:
     few = ["experiment=knn_lm", "dataset=folder_words", f"dataset.path={text_folder}", f"paths.outputs={tmp_path}"]
     losses, sizes = [], []
     for dtype in ("float16", "int8"):
@@ -281,11 +252,7 @@ def test_a_store_of_8_bits_costs_half_and_hardly_changes_the_loss(
 
 @pytest.mark.parametrize("section", ["datastore", pytest.param("evaluate", marks=pytest.mark.slow)])
 def test_time_and_disk_are_forecast(
-    section: str,
-    tiny: Callable[..., DictConfig],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    section: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What will be written, to a fifth; refused where the disk has less."""
     monkeypatch.setattr(encode, "FORECAST_TOKENS", 100)
@@ -313,12 +280,7 @@ def test_time_and_disk_are_forecast(
     ("experiment", "is_lost"), [("memorizing", False), pytest.param("memorizing", True, marks=pytest.mark.slow)]
 )
 def test_a_killed_encoding_writes_the_same_bytes(
-    experiment: str,
-    is_lost: bool,
-    tiny: Callable[..., DictConfig],
-    tmp_path: Path,
-    text_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    experiment: str, is_lost: bool, tiny: Tiny, tmp_path: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model with a memory goes on with the state after the last shard; without it, it reads the text again."""
     save, shards, saved = encode.save_reader_state, [], Mock(side_effect=[None, None, SystemExit(9)])

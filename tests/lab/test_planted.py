@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
-from tests.conftest import composed
+from tests.conftest import Tiny, composed
 from tests.helpers.runs import SharedRun
 from trime.common.io import plain
 from trime.config.registry import registered_targets, unregistered
@@ -22,8 +20,6 @@ from trime.lab.manifest import MANIFEST, write_manifest
 from trime.lab.runner import run
 from trime.stages.graph import Graph
 from trime.stages.model_io import ModelSettings
-
-Tiny = Callable[..., DictConfig]
 
 
 def planted(content: Any, mark: Path) -> Any:
@@ -73,15 +69,13 @@ def test_a_stored_model_names_registered_parts_alone(tiny: Tiny, tmp_path: Path)
     assert ModelSettings.of(config).open(folder)[1] == content
 
 
-def test_own_classes_may_be_named_in_the_present_settings(tiny: Tiny) -> None:
+def test_own_classes_may_be_named_in_the_present_settings() -> None:
     own = {"backbone": {"_target_": "mine.Backbone"}}
     assert unregistered(own, {}) and not unregistered(own, {"model": own})
 
 
-@pytest.mark.parametrize(
-    "words", [["experiment=trime_ext"], ["experiment=memorizing"], ["experiment=trime_mt"], ["experiment=srupp"]]
-)
-def test_every_model_of_the_lab_is_registered(words: list[str]) -> None:
-    config = composed(*words)
+@pytest.mark.parametrize("name", ["trime_ext", "memorizing", "trime_mt", "srupp"])
+def test_every_model_of_the_lab_is_registered(name: str) -> None:
+    config = composed(f"experiment={name}")
     assert not unregistered({"model": ModelSettings.of(config).components(), "eviction": plain(config.eviction)}, {})
     assert len(registered_targets()) > 15

@@ -8,15 +8,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Tiny
 from tests.helpers.parts import open_part_files
 from trime.errors import UserError
 from trime.lab.engines import Job, Ray, make_shard
@@ -101,7 +100,7 @@ def test_a_node_that_is_lost_costs_its_parts_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_with_a_lost_node_gives_the_figures_of_one_process(tiny: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_a_run_with_a_lost_node_gives_the_figures_of_one_process(tiny: Tiny, tmp_path: Path) -> None:
     """The node is lost while rows are evaluated."""
     losses = []
     common = "experiment=trime_ext", "threads=1", "stages=[prepare,pack,fit,encode,index,tune,evaluate]"

@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Tiny
 from tests.helpers.runs import SharedRun
 from trime.lab.runner import run
 
@@ -49,11 +47,7 @@ def test_the_same_command_finds_everything(shared: SharedRun, capsys: pytest.Cap
 
 
 def test_a_report_of_several_runs(
-    language: SharedRun,
-    stateful: SharedRun,
-    tiny: Callable[..., DictConfig],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    language: SharedRun, stateful: SharedRun, tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     config = tiny("experiment=trime", "stages=[report]", f"paths.outputs={tmp_path}", pictures=True)
@@ -62,10 +56,8 @@ def test_a_report_of_several_runs(
     folder = tmp_path / "reports" / "latest"
     table = (folder / "table.md").read_text()
     printed = capsys.readouterr().out
-    assert (
-        "best test perplexity" in " ".join(printed.split())
-        and max(len(line) for line in printed.splitlines() if "seed" in line) <= 100
-    )
+    assert "best test perplexity" in " ".join(printed.split())
+    assert max(len(line) for line in printed.splitlines() if "seed" in line) <= 100
     assert (folder / "picture.png").stat().st_size > 5000
     for one in (language, stateful):
         assert f"{one.results['metrics']['test'][-1]['perplexity']:.2f}" in table

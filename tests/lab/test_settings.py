@@ -18,93 +18,63 @@ from trime.config.help import schema_entries
 from trime.config.registry import EVERY_GROUP, registered_targets
 from trime.errors import UserError
 from trime.lab.artefact import Artefact
-from trime.lab.provenance import config_hash, without
+from trime.lab.provenance import config_hash
 from trime.stages.preflight import build_graph
 from trime.stages.tune import TuneMixture
 from trime.translation.graph import TranslationGraph
 
-SEARCHED = ("beam", "length_penalty", "min_length", "max_length", "sentences", "unweighted_external")
 NOTHING: frozenset[str] = frozenset()
-ENCODED = frozenset({"valid", "test", "store"})
-SCORED = frozenset({"grid", "evaluate", "subsets"})
-# Which artefacts of `experiment=trime_ext` change with a setting, apart from those made from them. A name stands for a setting,
-# or for all of a section that no longer name stands for.
-LANGUAGE_MODEL: dict[str, frozenset[str]] = {
-    "seed": frozenset({"fit", "mixture"}),
-    "dataset": frozenset({"corpus"}),
-    "dataset.cache": NOTHING,
-    "vocabulary": frozenset({"corpus"}),
-    "segments": frozenset({"pack", "fit"}),
-    "batching": frozenset({"fit"}),
-    "batching.k": frozenset({"fit", "pack"}),
-    "neighbours": frozenset({"pack"}),
-    "memory": frozenset({"fit"}),
-    "model": frozenset({"fit"}),
-    "optimizer": frozenset({"fit"}),
-    "schedule": frozenset({"fit"}),
-    "train": frozenset({"fit"}),
-    "train.checkpoint_every": NOTHING,
-    "train.log_every": NOTHING,
-    "train.memory_size": NOTHING,  # of a memory inside the model, which this one does not have
-    "train.eviction": NOTHING,
-    "similarity": frozenset({"fit", "index", "grid"}),
-    "eviction": frozenset({"grid"}),  # of the long memory
-    "long": frozenset({"grid"}),
-    "test_memories": frozenset({"grid"}),
-    "test_memories.ngram": NOTHING,  # no row uses it
-    "test_memories.ngram_document": NOTHING,
-    "tune": frozenset({"grid"}),
-    "evaluate.block": ENCODED,
-    "evaluate.context": ENCODED,
-    "evaluate.lines": frozenset({"valid", "test"}),
-    "evaluate.bounded": ENCODED,
-    "evaluate.tokens": frozenset({"valid", "test"}),
-    "evaluate.sample": frozenset({"valid", "test"}),
-    "evaluate.dtype": frozenset({"valid", "test"}),
-    "evaluate.rows": frozenset({"grid"}),
-    "evaluate.all_rows": frozenset({"grid"}),
-    "evaluate.subsets": frozenset({"subset_mixtures", "subsets"}),
-    "evaluate.scaled_interpolation": SCORED,
-    "datastore.split": frozenset({"store"}),
-    "datastore.tokens": frozenset({"store"}),
-    "datastore.dtype": frozenset({"store"}),
-    "index.factory": frozenset({"index"}),
-    "index.metric": frozenset({"index"}),
-    "index.recall": frozenset({"index"}),
-    "index.parts": frozenset({"index"}),
-    "index.k": frozenset({"index", "grid"}),
-    "index.nprobe": frozenset({"grid"}),
-    "index.rescore": frozenset({"grid"}),
-    "mixture": frozenset({"mixture"}),
-    "mixture.tokens": frozenset({"grid"}),  # the masses are collected with the grid
-    "mixture.temperatures": frozenset({"grid", "mixture"}),
-    "compatibility.sorted_windows": ENCODED | SCORED,
-    "compatibility.dropped_in_band": ENCODED | {"fit"},
-    "compatibility.own_gradient_only": frozenset({"fit"}),
-    "compatibility.padding": frozenset({"fit"}),
-    "compatibility.string_ids": frozenset({"fit"}),
-    "trainer.precision": ENCODED | {"fit"},
-    "trainer.compile": frozenset({"fit"}),
-}
 
+
+def by_setting(settings_of: dict[str, str]) -> dict[str, frozenset[str]]:
+    """Return, for each setting, the artefacts that change with it; in a table of settings by the artefacts."""
+    return {name: frozenset(artefacts.split()) for artefacts, names in settings_of.items() for name in names.split()}
+
+
+# Which artefacts of `experiment=trime_ext` change with a setting, apart from those made from them. A name stands for a setting,
+# or for all of a section that no longer name stands for. Without effect: where texts are kept, how often is logged, memories
+# that no row uses, and a memory inside the model, which this one does not have.
+LANGUAGE_MODEL = by_setting(
+    {
+        "": "dataset.cache train.checkpoint_every train.log_every train.memory_size train.eviction"
+        " test_memories.ngram test_memories.ngram_document",
+        "corpus": "dataset vocabulary",
+        "pack": "neighbours",
+        "fit": "batching memory model optimizer schedule train trainer.compile"
+        " compatibility.own_gradient_only compatibility.padding compatibility.string_ids",
+        "pack fit": "segments batching.k",
+        "fit mixture": "seed",
+        "fit index grid": "similarity",
+        "valid test": "evaluate.lines evaluate.tokens evaluate.sample evaluate.dtype",
+        "valid test store": "evaluate.block evaluate.context evaluate.bounded",
+        "valid test store fit": "compatibility.dropped_in_band trainer.precision",
+        "valid test store grid evaluate subsets": "compatibility.sorted_windows",
+        "store": "datastore.split datastore.tokens datastore.dtype",
+        "index": "index.factory index.metric index.recall index.parts",
+        "index grid": "index.k",
+        "grid": "eviction long test_memories tune evaluate.rows evaluate.all_rows index.nprobe index.rescore mixture.tokens",
+        "grid mixture": "mixture.temperatures",
+        "mixture": "mixture",
+        "grid evaluate subsets": "evaluate.scaled_interpolation",
+        "subset_mixtures subsets": "evaluate.subsets",
+    }
+)
 # Of experiment=memorizing, whose model has a memory.
-MEMORIZING: dict[str, frozenset[str]] = {
-    "train": frozenset({"fit"}),
-    "train.checkpoint_every": NOTHING,
-    "train.log_every": NOTHING,
-    "model": frozenset({"fit"}),
-    "model.memory_size": frozenset({"valid", "test", "evaluate"}),
-    "eviction": frozenset({"valid", "test", "evaluate"}),
-}
+MEMORIZING = by_setting(
+    {"": "train.checkpoint_every train.log_every", "fit": "train model", "valid test evaluate": "model.memory_size eviction"}
+)
+SEARCHED = ("beam", "length_penalty", "min_length", "max_length", "sentences", "unweighted_external")
 # Of experiment=knn_mt.
-TRANSLATION: dict[str, frozenset[str]] = {
-    "translation": frozenset({"fit"}),
-    "translation.key": frozenset({"fit", "valid", "test", "store"}),
-    "translation.joined_dictionary": frozenset({"corpus", "fit"}),
-    **{f"translation.{name}": frozenset({"translate"}) for name in SEARCHED},
-    "translation.batch_size": NOTHING,
-    "datastore": frozenset({"store"}),
-}
+TRANSLATION = by_setting(
+    {
+        "": "translation.batch_size",
+        "fit": "translation",
+        "fit valid test store": "translation.key",
+        "corpus fit": "translation.joined_dictionary",
+        "translate": " ".join(f"translation.{name}" for name in SEARCHED),
+        "store": "datastore",
+    }
+)
 OTHERS = {
     "optimizer._target_": "torch.optim.SGD",
     "trainer.precision": "64-true",
@@ -249,10 +219,6 @@ def test_a_hash_contains_what_says_by_its_fields_what_it_is() -> None:
         free_fields(broken)
 
 
-def test_without_removes_sections_and_parts() -> None:
-    assert without({"a": {"b": 1, "c": 2}, "d": 3}, ("a.b", "d", "x.y", "d.z")) == {"a": {"c": 2}}
-
-
 @pytest.mark.parametrize("setting", ["datastore.dtype=int8", "index.recall=0.5", "train.updates=7", "dataset.modules=41"])
 def test_a_result_changes_with_what_it_is_made_from(setting: str) -> None:
     """At any distance: results on test with the model, the datastore and the index that memories search."""
@@ -275,27 +241,12 @@ def test_settings_of_earlier_versions_name_classes_where_they_are_now() -> None:
 def test_what_the_hash_depends_on() -> None:
     given = [config_hash(composed("experiment=cache", f"checkpoint={place}/fit-{name}")) for place in "ab" for name in "cd"]
     assert given[0] == given[2] != given[1] == given[3], "a model of one's own is known by its folder's name, wherever it lies"
-    base = config_hash(composed("experiment=reproduce/table2/trime"))
-    unchanged = [
-        "seed=3",
-        "paths.outputs=elsewhere",
-        "dataset.path=/somewhere",
-        "logger=none",
-        "trainer.devices=4",
-        "train.log_every=7",
-    ]
-    for override in unchanged:
-        assert config_hash(composed("experiment=reproduce/table2/trime", override)) == base
-    assert config_hash(composed("experiment=reproduce/table2/knn_lm", "datastore.path=/a/small/one")) != config_hash(
-        composed("experiment=reproduce/table2/knn_lm")
-    )
-    for override in (
-        "checkpoint=/my/own/model.pt",
-        "trainer.precision=bf16-true",
-        "evaluate.tokens=1k",
-        "size=tiny",
-        "train.updates=3",
-        "long.across_documents=false",
-        "compatibility=published",
-    ):
-        assert config_hash(composed("experiment=reproduce/table2/trime", override)) != base
+    table = "experiment=reproduce/table2/"
+    knn, given = (composed(f"{table}knn_lm", *words) for words in ((), ("datastore.path=/a/small/one",)))
+    assert config_hash(knn) != config_hash(given)
+    base = config_hash(composed(f"{table}trime"))
+    same = "seed=3 paths.outputs=elsewhere dataset.path=/somewhere logger=none trainer.devices=4 train.log_every=7"
+    other = "checkpoint=/my/own/model.pt trainer.precision=bf16-true evaluate.tokens=1k size=tiny train.updates=3"
+    other += " long.across_documents=false compatibility=published"
+    assert {config_hash(composed(f"{table}trime", word)) for word in same.split()} == {base}
+    assert base not in {config_hash(composed(f"{table}trime", word)) for word in other.split()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +12,11 @@ import pytest
 from filelock import FileLock
 from omegaconf import DictConfig
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Tiny
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.lab.storage import NEEDS, artefact_folders
 from trime.report.results import read_run, write_results
-
-Tiny = Callable[..., DictConfig]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +29,7 @@ def two_runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture()
-def outputs(tiny: Tiny, two_runs: Path, tmp_path: Path) -> Callable[..., DictConfig]:
+def outputs(tiny: Tiny, two_runs: Path, tmp_path: Path) -> Tiny:
     """Return a function that composes a command on a copy of the two runs."""
     folder = tmp_path / "copy"
     shutil.copytree(two_runs, folder, symlinks=True)
@@ -77,7 +74,7 @@ def test_prune_deletes_what_no_run_needs_and_only_when_told(outputs: Tiny, capsy
     assert "made" not in capsys.readouterr().out
 
 
-def test_unnamed_runs_may_go(outputs: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unnamed_runs_may_go(outputs: Tiny) -> None:
     """With storage.keep=named runs without name= on their command go, with what they alone need."""
     config = outputs("stages=[prune]", "storage.keep=named", "storage.delete=true")
     (file,) = Path(config.paths.outputs).glob("runs/cache/*/results.json")

@@ -1,4 +1,4 @@
-"""Models and heads: sizes as published, normalised, causal, block by block; their kernels against plain PyTorch."""
+"""Models, heads and attention: sizes as published, normalised, causal, block by block; kernels against plain PyTorch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from importlib import import_module
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests.conftest import DEVICE, composed
 from trime.common.types import Tensor
 from trime.kv.eviction.base import topk_mask
 from trime.layers import heads, pick_cpu
+from trime.layers.attention import fused_attention
 from trime.layers.attention_cpu import Reach, attend
+from trime.layers.causal_blocks import BLOCKS, LONGEST, SHORTEST, CausalBlocks, worth_it
 from trime.layers.embeddings import AdaptiveInput, PlainInput
 from trime.layers.heads import AdaptiveSoftmax, Softmax, pick_logit
 from trime.models.backbones.transformer import Transformer
@@ -29,23 +32,17 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
         assert build_network(composed(f"model={name}").model, vocabulary).parameter_count == count
 
 
-@pytest.mark.parametrize("cutoffs", [[], [5], [5, 12]])
-@pytest.mark.parametrize("tied", [True, False])
-def test_adaptive_softmax_is_a_distribution_and_its_mass_agrees(cutoffs: list[int], tied: bool) -> None:
-    torch.manual_seed(0)
-    head = AdaptiveSoftmax(AdaptiveInput(20, 8, cutoffs, 2), tied).double()
+ADAPTIVE = [AdaptiveSoftmax(AdaptiveInput(20, 8, cutoffs, 2), tied) for cutoffs in ([], [5], [5, 12]) for tied in (True, False)]
+
+
+@pytest.mark.parametrize("head", [*ADAPTIVE, Softmax(PlainInput(20, 8))])
+def test_a_softmax_is_a_distribution_and_its_mass_agrees(head: AdaptiveSoftmax | Softmax) -> None:
+    head = head.double()
     f, target = torch.randn(20, 8, dtype=torch.float64), torch.arange(20)
     log_probs = head.log_probs(f)
     assert torch.allclose(log_probs.exp().sum(1), torch.ones(20, dtype=torch.float64))
     mass = head.mass(f, target)
     assert torch.allclose(mass.target - mass.total, log_probs.diagonal())
-
-
-def test_plain_softmax_mass() -> None:
-    head = Softmax(PlainInput(20, 8))
-    f, target = torch.randn(5, 8), torch.tensor([0, 3, 19, 7, 7])
-    mass = head.mass(f, target)
-    assert torch.allclose(mass.target - mass.total, head.log_probs(f).gather(1, target[:, None]).squeeze(1), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -66,21 +63,15 @@ def test_blocks_change_neither_values_nor_gradients(make: object, monkeypatch: p
     assert all(torch.allclose(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_no_later_token_moves_an_earlier_encoding() -> None:
+def test_no_later_token_and_no_other_row_moves_an_encoding() -> None:
     torch.manual_seed(2)
-    model = Transformer(PlainInput(20, 16), layers=2, heads=2, inner=32, positions=12).double().eval()
+    model = Transformer(AdaptiveInput(20, 16, [5]), layers=2, heads=2, inner=32, positions=12).double().eval()
     tokens = torch.randint(20, (3, 12))
     changed = tokens.clone()
     changed[:, 7:] = (changed[:, 7:] + 1) % 20
     one, other = model(tokens)[0], model(changed)[0]
     assert torch.equal(one.f[:, :7], other.f[:, :7]) and torch.equal(one.g[:, :7], other.g[:, :7])
-    assert not torch.equal(one.f[:, 7:], other.f[:, 7:])
-
-
-def test_a_row_is_encoded_on_its_own() -> None:
-    model = Transformer(AdaptiveInput(20, 16, [5]), layers=1, heads=2, inner=32, positions=12).double().eval()
-    tokens = torch.randint(20, (3, 9))
-    assert torch.allclose(model(tokens)[0].f[1], model(tokens[1:2])[0].f[0])
+    assert not torch.equal(one.f[:, 7:], other.f[:, 7:]) and torch.allclose(model(tokens[1:2])[0].f[0], one.f[1])
 
 
 @pytest.mark.parametrize("rows, width", [(1, 1), (3, 70), (2, 4096), (4, 5001)])
@@ -168,3 +159,51 @@ def test_of_equal_scores_as_many_count_as_asked_for(top_k: int) -> None:
     assert torch.equal(result.retrieved.sum(-1)[0], torch.full((HEADS, QUERIES), top_k))
     least = logits.masked_fill(~result.retrieved, torch.inf).amin(-1)[0]
     torch.testing.assert_close(least, logits[0].topk(top_k).values[..., -1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("length", [1, BLOCKS - 1, SHORTEST, 300, LONGEST])
+def test_blocks_are_attention(length: int) -> None:
+    inputs = [torch.randn(2, length, 3, 8).transpose(1, 2).requires_grad_() for _ in range(3)]  # heads are not contiguous
+    grad = torch.randn(2, 3, length, 8)
+    found, wanted = (
+        (out, *torch.autograd.grad(out, inputs, grad))
+        for out in (CausalBlocks.apply(*inputs, 0.3), F.scaled_dot_product_attention(*inputs, is_causal=True, scale=0.3))
+    )
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, atol=2e-6, rtol=1e-5)
+
+
+def test_gradients_are_those_of_differences() -> None:
+    inputs = [torch.randn(1, 2, 11, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    assert torch.autograd.gradcheck(lambda *three: CausalBlocks.apply(*three, 0.7), inputs)
+
+
+def test_they_are_used_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = torch.randn(1, 1, SHORTEST, 4, requires_grad=True)
+    assert worth_it(query, 0.0) and not worth_it(query, 0.1) and not worth_it(query.detach(), 0.0)
+    assert not worth_it(query[:, :, 1:], 0.0) and not worth_it(query.double(), 0.0)
+    with torch.no_grad():
+        assert not worth_it(query, 0.0)
+    scales: list[float] = []
+
+    def noted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        scales.append(scale)
+        return value
+
+    monkeypatch.setattr(CausalBlocks, "apply", noted)
+    fused_attention(query, query, query, causal=True)
+    assert scales == [0.5], "1/sqrt(e) by default"
+    fused_attention(query, query, query)
+    fused_attention(query, query, query, torch.ones(SHORTEST, SHORTEST, dtype=torch.bool).tril())
+    assert len(scales) == 1
+
+
+def test_under_autocast_it_is_as_exact_as_in_float32() -> None:
+    """Sharp attention is not rounded, whatever type the projections have."""
+    inputs = [(2.5 * torch.randn(1, 2, SHORTEST, 16)).bfloat16().requires_grad_() for _ in range(3)]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = fused_attention(*inputs, causal=True)
+    exact = F.scaled_dot_product_attention(*(one.float() for one in inputs), is_causal=True)
+    assert out.dtype == torch.float32 and torch.allclose(out, exact, atol=1e-5)
+    for one, other in zip(torch.autograd.grad(out.sum(), inputs), torch.autograd.grad(exact.sum(), inputs), strict=True):
+        assert torch.allclose(one.float(), other.float(), atol=2e-2, rtol=1e-2)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+import trime
 from tests.helpers.results import group_of, grouped, made, scored
-from trime.common.types import Contexts, LogMass, TokenPosition
 from trime.report.bootstrap import difference
 from trime.report.comparison import compare_picture, compare_runs, compare_table, order_table
 from trime.report.groups import group_labels, rank_groups
@@ -20,7 +20,6 @@ from trime.report.run_result import without_paths
 from trime.report.tables import EDGE, run_table, text_notes
 from trime.scoring.loss_sums import FEW_DOCUMENTS, MAX_PARTS, PART_TOKENS, LossSums
 from trime.stages.tune import at_grid_edge
-from trime.token_memory.test.base import Window
 
 
 def test_kept_commands_name_no_places_and_set_runs_apart() -> None:
@@ -63,14 +62,11 @@ def test_other_texts_and_settings_part_seeds() -> None:
 
     index = {"entries": 10, "index": "exact", "recall": 1.0, "split": "train"}
     stores = [{"datastore": index | {"dataset": name, "text": name * 8}} for name in ("a", "b")]
-    trained = [
-        {"dataset": {"name": "c", "fingerprint": text}, "evaluation_dataset": made("m", 0, [4.0])["dataset"]} for text in "de"
-    ]
+    read = {"evaluation_dataset": made("m", 0, [4.0])["dataset"]}
+    trained = [{"dataset": {"name": "c", "fingerprint": text}} | read for text in "de"]
     groups = grouped([of(0, "1"), of(1, "1", "threads=2"), of(2, "2"), of(3, "3", "schedule.peak=1")])
-    assert [group.seeds for group in groups] == ["3 seeds: 0, 1, 2", "seed 3"] and group_labels(groups) == [
-        "m",
-        "m schedule.peak=1",
-    ]
+    assert [group.seeds for group in groups] == ["3 seeds: 0, 1, 2", "seed 3"]
+    assert group_labels(groups) == ["m", "m schedule.peak=1"]
     for texts in (stores, trained):
         groups = grouped([of(0, "1", **text) for text in texts])
         labels = group_labels(groups)
@@ -140,9 +136,8 @@ def test_the_papers_order_is_compared_pair_by_pair() -> None:
     losses = {"a": [5.0, 5.0, 5.0, 5.0], "b": [4.0, 4.1, 4.0, 4.1], "c": [4.1, 4.0, 4.0, 4.1], "d": [1.0, 1.0, 1.0, 1.0]}
     groups = grouped([made(name, 0, of_four * 3) for name, of_four in losses.items()])
     published = {"paper": {"a": [0.0, 50.0], "b": [0.0, 60.0], "c": [0.0, 40.0]}, "empty": {"z": [1.0, 1.0]}}
-    _, lines = order_table(
-        [*groups, *grouped([made("d", 0, own) for own in ([2.0], [3.0])])], published | {"d": {"d": [1.0, 1.0]}}
-    )
+    twice = grouped([made("d", 0, own) for own in ([2.0], [3.0])])
+    _, lines = order_table([*groups, *twice], published | {"d": {"d": [1.0, 1.0]}})
     assert {(one, other): order for _, one, other, _, _, order in lines} == {
         ("b", "a"): "disagrees",
         ("a", "c"): "agrees",
@@ -152,22 +147,16 @@ def test_the_papers_order_is_compared_pair_by_pair() -> None:
     assert header[-1] == "paper*" and {line[0]: line[-1] for line in table}["b"] == "0.00 / 60.00"
 
 
-def window(document: int, begin: int, count: int) -> Window:
-    """Return a window of contexts that are all scored."""
-    positions = TokenPosition(torch.full((count,), document), torch.zeros(count).long(), torch.arange(begin, begin + count))
-    nothing = torch.zeros(count)
-    return Window(Contexts(torch.zeros(count, 2), torch.zeros(count).long(), positions), 0, LogMass(nothing, nothing))
-
-
 @pytest.mark.parametrize("documents", [1, 3, FEW_DOCUMENTS])
 @pytest.mark.parametrize("length", [1, 40, 900])
 def test_what_is_drawn_holds_every_token_once(documents: int, length: int) -> None:
     """The units are documents in order, or parts of them if there are few."""
     sums, step, losses = LossSums(), PART_TOKENS // 4, torch.arange(documents * length).double()
+    given = torch.zeros(step, 2), torch.zeros(step, 1), torch.zeros(step).long()
     for document in range(documents):
         for number in range(length):
             score = torch.full((1, 2, step), -float(losses[document * length + number])) / torch.tensor([1.0, step])[:, None]
-            sums.add(window(document, number * step, step), score)
+            sums.add(trime.window_of(*given, document, number * step), score)
     unit, units = sums.bootstrap_units(0, 1)
     assert sums.tokens == documents * length * step == sum(count for _, count in units)
     assert sum(loss for loss, _ in units) == pytest.approx(float(losses.sum())) == float(sums.total[0, 1])
@@ -175,18 +164,13 @@ def test_what_is_drawn_holds_every_token_once(documents: int, length: int) -> No
         assert unit == "documents" and len(units) == FEW_DOCUMENTS
     else:
         assert unit.startswith("parts of") and documents <= len(units) <= MAX_PARTS + documents
-        if length == 900:
-            assert len(units) > MAX_PARTS / 3
+        assert length != 900 or len(units) > MAX_PARTS / 3
 
 
 def test_a_row_tuned_to_the_edge_of_a_grid_says_so() -> None:
     """It says so in all tables; a memory size or a grid of one value is not an edge."""
-    grid = {
-        "temperature": [0.5, 1.0, 2.0],
-        "interpolation_temperature": [1.0, 2.0, 4.0],
-        "interpolation_share": [0.3],
-        "memory_size": [1, 2, 3],
-    }
+    grid = {"temperature": [0.5, 1.0, 2.0], "interpolation_temperature": [1.0, 2.0, 4.0]}
+    grid |= {"interpolation_share": [0.3], "memory_size": [1, 2, 3]}
     tuned = {"temperature": 2.0, "cache_temperature": 4.0, "interpolation_temperature": 2.0, "lambda": 0.3, "memory_size": 3}
     assert at_grid_edge(tuned, grid) == ["temperature", "cache_temperature"]
     edge, inside = made("edge", 0, [1.0, 2.0]), made("inside", 0, [1.5, 2.5])

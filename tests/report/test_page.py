@@ -21,7 +21,6 @@ from tests.helpers.runs import SharedRun
 from trime.report.page import Page, Section, sample_sections, write_page
 from trime.report.passages import Sample
 from trime.report.tables import Table, row_name
-from trime.stages.graph import Graph
 from trime.stages.samples import passages, samples_of
 
 MEASURE = """
@@ -52,37 +51,28 @@ def render(page: Path, width: int, folder: Path) -> dict[str, Any]:
     return json.loads(html.unescape(re.search(r"<body>(\{.*\})", seen).group(1)))  # type: ignore[union-attr]
 
 
-@pytest.fixture()
-def ran(language: SharedRun) -> tuple[Graph, str]:
-    """Return a run with all memories, and its page."""
-    return language.graph, (language.folder / "page.html").read_text()
-
-
-def test_a_page_needs_no_other_file(ran: tuple[Graph, str]) -> None:
-    graph, text = ran
+def test_a_page_needs_no_other_file(language: SharedRun) -> None:
+    text = (language.folder / "page.html").read_text()
     assert not re.findall(r"(?:src|href)=[\"'](?!#)", re.sub(r"<a href[^>]*>", "", text))
     assert "@import" not in text and not re.findall(r"url\((?!#)", text)
-    results = json.loads((graph.run_folder / "results.json").read_text())
-    for row in results["metrics"]["test"]:
+    for row in language.results["metrics"]["test"]:
         assert f">{row_name(row['memories'])}<" in text and f">{row['perplexity']:.2f}<" in text
     assert text.count("<svg") > 8 and len(text) < 800_000
     assert "#000000" not in text and "prefers-color-scheme: dark" in text and "currentColor" in text
 
 
-def test_a_page_links_to_the_files_beside_it(ran: tuple[Graph, str]) -> None:
-    graph, text = ran
-    links = re.findall(r'<a href="([^"]*)">', text)
+def test_a_page_links_to_the_files_beside_it(language: SharedRun) -> None:
+    links = re.findall(r'<a href="([^"]*)">', (language.folder / "page.html").read_text())
     assert {"results.json", "config.yaml", "table.csv"} <= {*links}
-    assert all((graph.run_folder / name).is_file() for name in links)
-    lines = [*csv.DictReader((graph.run_folder / "table.csv").open())]
-    results = json.loads((graph.run_folder / "results.json").read_text())
-    assert [int(line["tokens"]) for line in lines] == [row["tokens"] for row in results["metrics"]["test"]]
+    assert all((language.folder / name).is_file() for name in links)
+    lines = [*csv.DictReader((language.folder / "table.csv").open())]
+    assert [int(line["tokens"]) for line in lines] == [row["tokens"] for row in language.results["metrics"]["test"]]
     for format in ("png", "svg", "pdf"):
-        assert (graph.run_folder / f"picture.{format}").stat().st_size > 1000
+        assert (language.folder / f"picture.{format}").stat().st_size > 1000
 
 
-def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Graph, str]) -> None:
-    graph, _ = ran
+def test_samples_are_test_text_with_parts_that_sum_up(language: SharedRun) -> None:
+    graph = language.graph
     samples, corpus = samples_of(graph), graph.corpus.corpus()
     assert samples is not None
     (sample,) = samples.summary()
@@ -101,9 +91,8 @@ def test_samples_are_test_text_with_parts_that_sum_up(ran: tuple[Graph, str]) ->
     assert max(token["parts"]["long"] for token in sample["tokens"]) > 0, "the memories are full"
 
 
-def test_memorys_share_is_what_the_vocabulary_leaves(ran: tuple[Graph, str]) -> None:
-    graph, _ = ran
-    plain, *rows = json.loads((graph.run_folder / "results.json").read_text())["metrics"]["test"]
+def test_memorys_share_is_what_the_vocabulary_leaves(language: SharedRun) -> None:
+    plain, *rows = language.results["metrics"]["test"]
     assert "memory_share" not in plain
     for row in rows:
         *buckets, average = row["memory_share"]
@@ -127,29 +116,21 @@ HOSTILE = '<script>document.title="x"</script> & "quoted" \u202e'
 
 
 def test_text_is_never_markup(tmp_path: Path) -> None:
-    token = {
-        "text": HOSTILE,
-        "shown": HOSTILE,
-        "probability": 0.5,
-        "parts": {"vocabulary": 0.2, "local": 0.3},
-        "entries": [{"memory": "local", "share": 0.1, "text": HOSTILE, "place": HOSTILE}],
-    }
-    sample = {"document": HOSTILE, "row": HOSTILE, "before": HOSTILE, "tokens": [token]}
-    sections = [
-        Section(HOSTILE, HOSTILE, [Table([HOSTILE], [[HOSTILE]])], commands=[HOSTILE]),
-        *sample_sections([Sample(**sample)], HOSTILE),
-    ]
-    text = write_page(Page(HOSTILE, [HOSTILE], sections), tmp_path / "page.html").read_text()
+    entry = {"memory": "local", "share": 0.1, "text": HOSTILE, "place": HOSTILE}
+    token = {"text": HOSTILE, "shown": HOSTILE, "probability": 0.5, "parts": {"vocabulary": 0.2, "local": 0.3}}
+    sample = {"document": HOSTILE, "row": HOSTILE, "before": HOSTILE, "tokens": [token | {"entries": [entry]}]}
+    section = Section(HOSTILE, HOSTILE, [Table([HOSTILE], [[HOSTILE]])], commands=[HOSTILE])
+    page = Page(HOSTILE, [HOSTILE], [section, *sample_sections([Sample(**sample)], HOSTILE)])
+    text = write_page(page, tmp_path / "page.html").read_text()
     assert text.count("<script>") == 1 and 'document.title="x"' not in text
 
 
 @in_a_browser
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1280])
-def test_a_browser_shows_it_wide_and_narrow(width: int, ran: tuple[Graph, str], tmp_path: Path) -> None:
+def test_a_browser_shows_it_wide_and_narrow(width: int, language: SharedRun, tmp_path: Path) -> None:
     """Nothing is wider than a phone; only the selected token shows its details."""
-    graph, _ = ran
-    seen = render(graph.run_folder / "page.html", width, tmp_path)
+    seen = render(language.folder / "page.html", width, tmp_path)
     assert 0 <= width - seen["width"] <= 20, "but for a scroll bar"
     assert seen["content"] <= seen["width"] and seen["outside"] == 0 and seen["letters"] >= 16
     assert not seen["empty"] and sum(seen["before"]) == 1
@@ -160,23 +141,9 @@ def test_a_browser_shows_it_wide_and_narrow(width: int, ran: tuple[Graph, str], 
 def test_a_search_by_optuna_goes_by_dev(session_folder: Path, tmp_path: Path) -> None:
     """No trial is scored on test; the same command proposes the same trials and finds what they made."""
     pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
-    overrides = [
-        "-m",
-        "experiment=trime",
-        "sweep=optuna",
-        "size=tiny",
-        "train.updates=2",
-        "hydra.sweeper.n_trials=2",
-        "logger=none",
-    ]
-    line = [
-        sys.executable,
-        "cli.py",
-        *overrides,
-        f"paths.data={session_folder}/data",
-        f"paths.outputs={tmp_path}",
-        "report.samples.passages=0",
-    ]
+    words = ["experiment=trime", "sweep=optuna", "size=tiny", "train.updates=2", "hydra.sweeper.n_trials=2", "logger=none"]
+    places = f"paths.data={session_folder}/data", f"paths.outputs={tmp_path}", "report.samples.passages=0"
+    line = [sys.executable, "cli.py", "-m", *words, *places]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert not [*tmp_path.glob("runs/trime/*/results.json")] and not [*tmp_path.glob("artefacts/evaluate-*")]

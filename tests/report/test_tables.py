@@ -33,11 +33,8 @@ def test_csv_holds_plain_numbers() -> None:
     read = [*csv.DictReader(io.StringIO(to_csv(header, lines)))]
     assert [line["run"] for line in read] == [line[0] for line in lines]
     assert [line["vs vanilla"] for line in read] == ["-4.01", "+0.50", "+0.25"]
-    assert [(line["vs vanilla, low"], line["vs vanilla, high"]) for line in read] == [
-        ("-5.25", "-2.69"),
-        ("-0.10", "+1.00"),
-        ("", ""),
-    ]
+    ends = [(line["vs vanilla, low"], line["vs vanilla, high"]) for line in read]
+    assert ends == [("-5.25", "-2.69"), ("-0.10", "+1.00"), ("", "")]
     assert [float(line["tok/s"]) for line in read] == [12345, 987, 1234.5]
     assert [(line["7M*, dev"], line["7M*, test"]) for line in read] == [("17.10", "15.51"), ("", "16.25"), ("18.00", "19.00")]
     assert [line["search"] for line in read] == [line[4] for line in lines]
@@ -82,45 +79,18 @@ def test_lines_join_runs_that_evict_and_what_keeps_everything_is_a_level() -> No
     assert all(len(line) <= 55 for line in axis.get_title().split("\n"))
 
 
-COLOURS = memory_colours(["vocabulary", "local", "external"])
-
-
-def token(shown: str, entry: str = "", **parts: float) -> SampledToken:
-    """Return a token with the parts of its probability; ``entry`` is the memory of its only entry."""
-    share = parts.get(entry, 0.0)
-    entries = [Entry(memory=entry, share=share, text="what stood before", place="a.txt, token 7")] if entry else []
-    return SampledToken(text=shown.strip(), shown=shown, probability=sum(parts.values()), parts=parts, entries=entries)
-
-
-@pytest.fixture()
-def sample() -> Sample:
-    return Sample(
-        document="a.txt",
-        row="trime",
-        before="what was\nread before",
-        tokens=[
-            token("the", vocabulary=0.3, local=0.0, external=0.0),
-            token(" $cat$", "external", vocabulary=0.1, local=0.1, external=0.3),
-            token("↵\n", vocabulary=0.0, local=0.5, external=0.0),
-            token("sat", "local", vocabulary=0.1, local=0.5, external=0.1),
-            token(" " + "long" * 96, vocabulary=0.1, local=0.2, external=0.1),
-            token(" 漢", vocabulary=0.0, local=0.0, external=0.0),
-        ],
-    )
-
-
 def test_the_colour_the_part_and_the_entry_are_of_one_memory() -> None:
     """A memory whose mass is spread over many neighbours is the largest, though another's single entry is larger."""
-    spread = token("word", "local", vocabulary=0.01, local=0.02, external=0.08)
-    neighbour = Entry(memory="external", share=0.0003, text="a neighbour", place="b.txt, token 9")
-    update = {"agreeing": {"external": (612, 1024)}, "entries": [*spread.entries, neighbour]}
-    spread = spread.model_copy(update=update)
+    shares, parts = {"local": 0.02, "external": 0.0003}, {"vocabulary": 0.01, "local": 0.02, "external": 0.08}
+    entries = [Entry(memory=name, share=share, text="what stood before", place="a.txt") for name, share in shares.items()]
+    spread = SampledToken(text="word", shown="word", probability=0.11, parts=parts, entries=entries)
+    spread = spread.model_copy(update={"agreeing": {"external": (612, 1024)}})
     sample = Sample(document="a", row="r", before="", tokens=[spread])
     (section,) = sample_sections([sample], "Test text")
     (content,) = section.passages[0]["tokens"]
-    assert content.colour == COLOURS["external"] and content.sources[0].memory == "external"
-    parts = [("vocabulary", "0.0100", ""), ("local", "0.0200", ""), ("external", "0.0800", "612 of 1,024 agree")]
-    assert content.parts == parts and content.opened
+    assert content.colour == memory_colours([*parts])["external"] and content.sources[0].memory == "external"
+    shown = [("vocabulary", "0.0100", ""), ("local", "0.0200", ""), ("external", "0.0800", "612 of 1,024 agree")]
+    assert content.parts == shown and content.opened
 
 
 def test_a_bar_in_a_name_parts_no_cells() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import trime
-from trime.common.types import Contexts, LogMass, Tensor, TokenPosition
+from trime.common.types import LogMass, Tensor
 from trime.scoring import scorer
 from trime.scoring.mixture_spec import MixtureSpec
 from trime.scoring.scorer import Scorer
@@ -76,11 +76,9 @@ class Elsewhere(Memory):
         raise NotImplementedError
 
 
-def window(number: int, size: int = 2) -> Window:
-    """Return a window whose tokens are its number."""
-    token = torch.full((size,), number)
-    positions = TokenPosition(torch.zeros(size).long(), token, torch.arange(size) + size * number)
-    return Window(Contexts(torch.zeros(size, 3), token, positions), 0, LogMass(torch.zeros(size), torch.zeros(size)))
+def window(number: int) -> Window:
+    """Return a window of two tokens, which are its number."""
+    return trime.window_of(torch.zeros(2, 3), torch.zeros(2, 9), torch.full((2,), number), start=2 * number)
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 5])

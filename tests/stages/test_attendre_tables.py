@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from tests.conftest import composed
+from tests.conftest import Tiny, composed
+from tests.data.questions.test_questions import write_triviaqa
 from trime.config.rows import all_rows
 from trime.errors import UserError
 from trime.kv.answering import AnswerSession, greedy
@@ -27,37 +27,17 @@ ENCODES = ("table4", "table5", "table5_waiting", "outputs")
 SENTENCE = "Nobody knows who built the tower of {0}, but the {1} of {0} says it was {1} himself. "
 
 
-def question(number: int) -> dict[str, Any]:
-    """A question of the official form, with two evidence files."""
-    name = {"Value": f"Tower {number}", "Aliases": [], "NormalizedAliases": [f"tower {number}"]}
-    pages = {"EntityPages": [{"Filename": f"Page_{number}.txt"}], "SearchResults": [{"Filename": f"7/7_{number}.txt"}]}
-    return {"QuestionId": f"q_{number}", "Question": f"Who built tower {number}?", "Answer": name} | pages
-
-
 def text(number: int, kind: str) -> str:
     return SENTENCE.format(number, kind) * 4
 
 
 @pytest.fixture(scope="session")
 def triviaqa(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three development questions with answers and evidence, a test question without an answer."""
-    folder = tmp_path_factory.mktemp("triviaqa")
-    files = {"dev": [question(number) for number in range(3)], "test-without-answers": [question(9)]}
-    files["test-without-answers"][0].pop("Answer")
-    (folder / "triviaqa-unfiltered").mkdir()
-    for split, rows in files.items():
-        file = folder / "triviaqa-unfiltered" / f"unfiltered-web-{split}.json"
-        file.write_text(json.dumps({"Data": rows, "Domain": "unfiltered-web", "Version": 1.0}))
-    for number in range(3):
-        for kind, name in (("wikipedia", f"Page_{number}.txt"), ("web", f"7/7_{number}.txt")):
-            file = folder / "evidence" / kind / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text(number, kind))
-    return folder
+    return write_triviaqa(tmp_path_factory.mktemp("triviaqa"), 3, text)
 
 
 @pytest.fixture(scope="session")
-def model(tiny: Callable[..., DictConfig]) -> Callable[[str], Path]:
+def model(tiny: Tiny) -> Callable[[str], Path]:
     """The folder of a small untrained model: decoder or encdec."""
 
     @cache
@@ -70,7 +50,7 @@ def model(tiny: Callable[..., DictConfig]) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def table(session_folder: Path, triviaqa: Path, model: Callable[[str], Path], tmp_path: Path) -> Callable[..., DictConfig]:
+def table(session_folder: Path, triviaqa: Path, model: Callable[[str], Path], tmp_path: Path) -> Tiny:
     """Compose an experiment with only the paths of text, model and results changed."""
 
     def make(name: str, *overrides: str) -> DictConfig:
@@ -92,14 +72,12 @@ def last_job(name: str) -> list[str]:
     ]
 
 
-TEMPLATE = "Question: Who built tower {0}?\n\n Context: {1}\n\n{2}\n\n Answer:"  # Attendre section 4
+TEMPLATE = "Question: Who is {0}?\n\n Context: {1}\n\n{2}\n\n Answer:"  # Attendre section 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_runs_from_the_official_files(
-    name: str, table: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_runs_from_the_official_files(name: str, table: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last job, end to end: validation questions, the paper's template, and answers."""
     longest: list[int] = []
 
@@ -119,14 +97,14 @@ def test_a_table_runs_from_the_official_files(
     lines = [json.loads(line) for line in (graph.answer.path() / "answers.jsonl").read_text().splitlines()]
     tokenizer = load_tokenizer(config.model.name)
     for line in lines:
-        tower = line["name"].removeprefix("q_")
+        tower = line["name"].removeprefix("q")
         prompt = TEMPLATE.format(tower, text(int(tower), "wikipedia"), text(int(tower), "web"))
         tokens = len(encode_prompt(tokenizer, prompt))
         assert tokens > 256 and line["tokens"] == min(tokens, config.answering.max_prompt_tokens or tokens)
-    assert {line["name"] for line in lines} == {"q_0", "q_1", "q_2"}
+    assert {line["name"] for line in lines} == {"q0", "q1", "q2"}
 
 
-def test_the_test_questions_are_refused_before_anything_is_read(table: Callable[..., DictConfig], tmp_path: Path) -> None:
+def test_the_test_questions_are_refused_before_anything_is_read(table: Tiny, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"answering\.split=test.*have no answers: set answering\.split=valid"):
         run(table("table3", "answering.split=test"))
     assert not (tmp_path / "artefacts").exists()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from omegaconf import DictConfig
 
+from tests.conftest import Tiny
 from trime.common.types import LogMass, TokenPosition
 from trime.errors import UserError
 from trime.lab.runner import run
@@ -22,16 +24,11 @@ from trime.stages.encode import read_windows
 from trime.stages.graph import Graph
 from trime.token_memory.search.datastore import KNNMemory
 from trime.token_memory.test.base import Window
-from trime.token_memory.train.visibility import Extent, Local, SameDocument, same
+from trime.token_memory.train.visibility import Local, SameDocument, same
 
-Tiny = Callable[..., DictConfig]
 OPTIONS = (
-    "experiment=trime_ext",
-    "evaluate.tokens=600",
-    "datastore.tokens=5000",
-    "evaluate.block=16",
-    "evaluate.context=16",
-    "tune.memory_size=[16,48]",
+    *("experiment=trime_ext", "evaluate.tokens=600", "datastore.tokens=5000"),
+    *("evaluate.block=16", "evaluate.context=16", "tune.memory_size=[16,48]"),
 )
 
 
@@ -57,61 +54,48 @@ def test_an_honest_run_passes(honest: DictConfig, capsys: pytest.CaptureFixture[
     assert max(results["test_documents_in_datastore"].values()) < 0.5 and not results["datastore_is_the_test_text"]
 
 
-def test_the_own_token_is_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sees(self: Local, query: TokenPosition, memory: TokenPosition) -> torch.Tensor:
-        return same(query.segment, memory.segment) & (memory.position[None, :] <= query.position[:, None])
-
-    monkeypatch.setattr(Local, "sees", sees)
-    with pytest.raises(UserError, match="altering a token and later ones"):
-        audit(Graph(honest))
+def own_token(self: Local, query: TokenPosition, memory: TokenPosition) -> torch.Tensor:
+    return same(query.segment, memory.segment) & (memory.position[None, :] <= query.position[:, None])
 
 
-def test_later_tokens_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unmasked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        return torch.softmax(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5, -1) @ value
-
-    monkeypatch.setattr(attention, "fused_attention", unmasked)
-    with pytest.raises(UserError, match="altering a token and later ones"):
-        audit(Graph(honest))
+def later_tokens(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    return torch.softmax(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5, -1) @ value
 
 
-def test_weights_that_know_the_token_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def knows(self: History, document: int, found: torch.Tensor) -> torch.Tensor:
-        return found.clamp(min=-12).repeat(1, len(self.decays))
-
-    assert json.loads((Graph(honest).run_folder / "results.json").read_text())["metrics"]["test"][-1]["mixture"] == "adaptive"
-    monkeypatch.setattr(History, "features", knows)
-    with pytest.raises(UserError, match="changes the mixture's weights"):
-        audit(Graph(honest))
+def knowing_weights(self: History, document: int, found: torch.Tensor) -> torch.Tensor:
+    return found.clamp(min=-12).repeat(1, len(self.decays))
 
 
-def test_another_document_is_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def everything(self: SameDocument, query: TokenPosition, memory: TokenPosition) -> torch.Tensor:
-        return torch.ones(len(query.segment), len(memory.segment), dtype=torch.bool)
-
-    def nothing(self: SameDocument, query: Extent, memory: Extent) -> bool:
-        return False
-
-    monkeypatch.setattr(SameDocument, "sees", everything)
-    monkeypatch.setattr(SameDocument, "rules_out", nothing)
-    with pytest.raises(UserError, match="other documents"):
-        audit(Graph(honest))
+def every_document(self: SameDocument, query: TokenPosition, memory: TokenPosition) -> torch.Tensor:
+    return torch.ones(len(query.segment), len(memory.segment), dtype=torch.bool)
 
 
-def test_stored_encodings_of_something_else_are_caught(honest: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def misaligned(*args: object) -> Iterator[Window]:
-        for window in read_windows(*args):  # type: ignore[arg-type]
-            mass = window.vocabulary
-            yield window._replace(vocabulary=LogMass(mass.target.roll(1), mass.total))
-
-    monkeypatch.setattr(audit_stage, "read_windows", misaligned)
-    with pytest.raises(UserError, match="stored encodings"):
-        audit(Graph(honest))
+def other_encodings(*args: object) -> Iterator[Window]:
+    for window in read_windows(*args):  # type: ignore[arg-type]
+        mass = window.vocabulary
+        yield window._replace(vocabulary=LogMass(mass.target.roll(1), mass.total))
 
 
-def test_documents_that_are_not_bounded_are_reported(
-    honest: DictConfig, tiny: Tiny, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        ({(Local, "sees"): own_token}, "altering a token and later ones"),
+        ({(attention, "fused_attention"): later_tokens}, "altering a token and later ones"),
+        ({(History, "features"): knowing_weights}, "changes the mixture's weights"),
+        ({(SameDocument, "sees"): every_document, (SameDocument, "rules_out"): lambda *_: False}, "other documents"),
+        ({(audit_stage, "read_windows"): other_encodings}, "stored encodings"),
+    ],
+)
+def test_a_planted_violation_is_caught(
+    planted: dict[tuple[Any, str], Any], message: str, honest: DictConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for (place, name), function in planted.items():
+        monkeypatch.setattr(place, name, function)
+    with pytest.raises(UserError, match=message):
+        audit(Graph(honest))
+
+
+def test_documents_that_are_not_bounded_are_reported(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     stages = "stages=[import,prepare,pack,fit,encode,index,tune,evaluate,audit]"
     config = tiny(*OPTIONS, "long.across_documents=true", stages)
     run(config)
@@ -120,14 +104,8 @@ def test_documents_that_are_not_bounded_are_reported(
 
 def test_test_text_in_the_datastore_is_caught(tiny: Tiny, text_folder: Path) -> None:
     shutil.copy(text_folder / "test" / "1.txt", text_folder / "train" / "9.txt")
-    config = tiny(
-        "experiment=knn_lm",
-        "dataset=folder_words",
-        f"dataset.path={text_folder}",
-        "datastore.tokens=null",
-        "index.k=8",
-        "mixture=none",
-    )
+    text = "dataset=folder_words", f"dataset.path={text_folder}", "datastore.tokens=null"
+    config = tiny("experiment=knn_lm", *text, "index.k=8", "mixture=none")
     run(config)
     with pytest.raises(UserError, match="are in the datastore"):
         audit(Graph(config))

@@ -134,7 +134,5 @@ def test_a_browser_shows_it(explorer: Explorer, tmp_path: Path) -> None:
     server.should_exit = True
     thread.join(30)
     assert re.search(r"<output[^>]*>perplexity [\d.,]+ of \d+ tokens", seen) and "has probability" in seen
-    assert (
-        seen.count('role="button"') == len(explorer.writer.token_ids(TEXT))
-        and seen.count('tabindex="0" aria-pressed="true"') == 1
-    )
+    assert seen.count('role="button"') == len(explorer.writer.token_ids(TEXT))
+    assert seen.count('tabindex="0" aria-pressed="true"') == 1

@@ -6,15 +6,14 @@ import itertools
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from tests.helpers.experiments import EVERY
+from tests.conftest import EVERY, Tiny
 from trime.common.choices import ORDERS
 from trime.common.io import plain, read_json_lines
 from trime.common.metrics import share_interval
@@ -34,27 +33,24 @@ from trime.stages.train_small import spread_positions
 from trime.training.answering import extend_positions
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-Tiny = Callable[..., DictConfig]
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> list[str]:
     """Settings that take seconds."""
-    reading = [
-        "model.memory_size=24",
-        "model.chunk=16",
-        "model.top_k=8",
-        "answering.batch_size=3",
-        "answering.max_new_tokens=3",
-    ]
+    reading = ["model.memory_size=24", "model.chunk=16", "model.top_k=8"]
     questions = ["questions=rooms", "questions.count=12", "questions.words=100"]
-    return [*questions, *reading, f"paths.outputs={tmp_path}/outputs", "train.updates=4"]
+    answers = ["answering.batch_size=3", "answering.max_new_tokens=3"]
+    return [*questions, *reading, *answers, f"paths.outputs={tmp_path}/outputs", "train.updates=4"]
 
 
-@pytest.mark.parametrize("experiment", ["attendre_encdec"])
-def test_a_small_model_is_trained_and_answers(
-    experiment: str, tiny: Tiny, settings: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def reading_of(settings: list[str]) -> list[str]:
+    """Return the settings that say nothing of questions."""
+    return [word for word in settings if not word.startswith("questions")]
+
+
+def test_a_small_model_is_trained_and_answers(tiny: Tiny, settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = "attendre_encdec"
     config = tiny(f"experiment={experiment}", *settings)
     run(config)
     graph = Graph(config)
@@ -92,14 +88,7 @@ def test_results_are_told_apart_by_depth(tiny: Tiny, settings: list[str], tmp_pa
     """Questions of all fifths together are all questions; answers count as ``answering.counts`` says."""
     for words in (60, 90):
         passkey = ["questions=passkey", f"questions.words={words}", "answering.counts=contained"]
-        run(
-            tiny(
-                "experiment=attendre_decoder",
-                *(x for x in settings if not x.startswith("questions")),
-                *passkey,
-                "questions.count=12",
-            )
-        )
+        run(tiny("experiment=attendre_decoder", *reading_of(settings), *passkey, "questions.count=12"))
     outputs = tmp_path / "outputs"
     runs = [run for run in find_runs([str(outputs)]) if isinstance(run, AnsweringRun)]
     for results in runs:
@@ -163,8 +152,7 @@ def test_a_killed_run_goes_on_with_the_next_questions(tiny: Tiny, settings: list
 
 def test_answers_to_other_texts_are_made_anew(tiny: Tiny, settings: list[str], text_folder: Path) -> None:
     """What a path holds decides, not where it lies: both for the answers and for a small model that learned from it."""
-    reading = [one for one in settings if not one.startswith("questions")]
-    config = ["experiment=attendre_train_small", *reading, "questions=passkey", "questions.words=40"]
+    config = ["experiment=attendre_train_small", *reading_of(settings), "questions=passkey", "questions.words=40"]
 
     def artefacts(folder: Path) -> tuple[str, ...]:
         graph = Graph(tiny(*config, f"questions.background={folder}"))
@@ -180,8 +168,8 @@ def test_answers_to_other_texts_are_made_anew(tiny: Tiny, settings: list[str], t
 def test_a_text_with_several_questions_is_read_once(tiny: Tiny, settings: list[str]) -> None:
     """Each question is answered as if it were the only one."""
     keys = ["questions=passkey", "questions.keys=3", "questions.words=60", "questions.count=7", "+small.questions.ask=one"]
-    reading = [one for one in settings if not one.startswith("questions")]
-    together = tiny("experiment=attendre_decoder", *reading, *keys, "questions.ask=all", "answering.order=last")
+    one_reading = [*reading_of(settings), "questions.ask=all", "answering.order=last"]
+    together = tiny("experiment=attendre_decoder", *keys, *one_reading)
     run(together)
     graph = Graph(together)
     lines = read_json_lines(graph.answer.path() / "answers.jsonl")
@@ -245,8 +233,7 @@ def test_a_guided_text_is_read_for_each_of_its_questions(tiny: Tiny, settings: l
     """The answers are those to each question alone, whichever is asked of the same text in the same batch."""
     passkey = "questions=passkey", "questions.words=60", "questions.keys=2", "questions.ask=all", "questions.count=6"
     reading = "model.prefill=guided", "model.query_size=0", "answering.order=last", "eviction=tova"
-    own = [word for word in settings if not word.startswith("questions")]
-    config = tiny("experiment=attendre_decoder", *passkey, *reading, *own)
+    config = tiny("experiment=attendre_decoder", *passkey, *reading, *reading_of(settings))
     run(config)
     answer = Graph(config).answer
     lines, (tokenizer, answerer) = read_json_lines(answer.path() / "answers.jsonl"), answer.model()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 import trime
+from tests.conftest import Tiny
 from tests.helpers.runs import without_places
 from trime.lab.runner import run
 from trime.report.run_result import run_from_json
@@ -20,7 +19,6 @@ from trime.stages.graph import Graph
 from trime.stages.memories import DatastoreMemory
 from trime.stages.preflight import check
 
-Tiny = Callable[..., DictConfig]
 OTHER = "test_memories.external_other"
 SECOND = ["+test_memories@test_memories.external_other=external"]
 ROWS = "[{joint: []}, {joint: [local, external, external_other]}, {joint: [], interpolate: [[external], [external_other]]}]"
@@ -31,23 +29,16 @@ def two(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Pa
     """Return a run with two datastores of different text, and the folder of the second text."""
     folder = tmp_path_factory.mktemp("other")
     for number in range(6):
-        (folder / f"{number}.txt").write_text(
-            "import os\nimport sys\n\nfor name in os.environ:\n    print(name)\n" * (9 + number)
-        )
+        text = "import os\nimport sys\n\nfor name in os.environ:\n    print(name)\n" * (9 + number)
+        (folder / f"{number}.txt").write_text(text)
     config = tiny(
         "experiment=knn_lm",
         *SECOND,
         f"+{OTHER}.datastore={{dataset: {{_target_: trime.data.datasets.folder.Folder, path: {folder},"
         " tokenizer: {_target_: trime.data.tokenizers.PythonSource}}, tokens: 300}",
         f"+{OTHER}.index={{factory: null, k: 16, rescore: true}}",
-        *(
-            "index.metric=ip",
-            "index.k=24",
-            "datastore.tokens=4000",
-            f"evaluate.rows={ROWS}",
-            "evaluate.analysis=true",
-            "evaluate.tokens=1200",
-        ),
+        *("index.metric=ip", "index.k=24", "datastore.tokens=4000", f"evaluate.rows={ROWS}"),
+        *("evaluate.analysis=true", "evaluate.tokens=1200"),
     )
     check(config)
     run(config)

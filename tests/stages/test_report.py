@@ -1,4 +1,4 @@
-"""The report of one run: it keeps what made its results, says what its rows are, and offers a baseline."""
+"""The report of one run: it keeps what made its results, says what its rows are, and draws what decorates it within minutes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
-from tests.conftest import NO_PICTURES
+from tests.conftest import NO_PICTURES, Tiny
 from tests.helpers.results import made, scored
 from tests.helpers.runs import SharedRun
 from trime.lab import command_line, tracking
@@ -20,9 +20,7 @@ from trime.lab.runner import run
 from trime.report.results import read_run, write_results
 from trime.report.run_result import ScoredRun
 from trime.stages.graph import Graph
-from trime.stages.samples import Samples, samples_of
-
-Tiny = Callable[..., DictConfig]
+from trime.stages.samples import OutOfTimeError, Samples, draw_all, samples_of
 
 
 def test_a_later_command_does_not_change_what_made_the_results(tiny: Tiny, tmp_path: Path) -> None:
@@ -59,7 +57,7 @@ def test_results_come_before_what_decorates_them(
     assert "minutes" not in str(another.identity()), "time decides how many are drawn by a command, not what they are"
 
 
-def interrupt(*_: object) -> None:
+def interrupt(*_: object) -> Any:
     raise KeyboardInterrupt
 
 
@@ -112,3 +110,38 @@ def test_every_scored_token_is_written(language: SharedRun) -> None:
     text, names = corpus.split("test"), corpus.names("test")
     first = text.offsets[names.index(line["document"])]
     assert corpus.vocabulary.symbols[int(text.tokens[first + line["position"]])] == line["token"]
+
+
+class Drawn:
+    """Samples that take a minute each, on a clock of their own."""
+
+    def __init__(self) -> None:
+        self.seconds, self.numbers = 0.0, list[int]()
+
+    def draw(self, number: int) -> dict[str, Any]:
+        self.seconds += 60
+        self.numbers.append(number)
+        return {"number": number}
+
+    def all(self, count: int, folder: Path, minutes: float | None) -> list[dict[str, Any]]:
+        return draw_all([partial(self.draw, number) for number in range(count)], folder, minutes, lambda: self.seconds)
+
+
+def test_as_many_are_drawn_as_fit_and_the_same_command_draws_more(tmp_path: Path) -> None:
+    drawn, every = Drawn(), [{"number": number} for number in range(5)]
+    with pytest.raises(OutOfTimeError, match=r"2 of 5 .*report\.samples.minutes=null") as stopped:
+        drawn.all(5, tmp_path, 2.5)
+    assert stopped.value.samples == every[:2] and drawn.seconds == 120
+    with pytest.raises(OutOfTimeError):
+        drawn.all(5, tmp_path, 0.1)
+    assert drawn.numbers == [0, 1, 2], "at least one each time, and none twice"
+    assert drawn.all(5, tmp_path, None) == every and drawn.numbers == [0, 1, 2, 3, 4]
+
+
+def test_what_was_drawn_before_an_interruption_is_not_drawn_again(tmp_path: Path) -> None:
+    drawn = Drawn()
+    with pytest.raises(KeyboardInterrupt):
+        draw_all([partial(drawn.draw, 0), interrupt], tmp_path, 60, lambda: 0.0)
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text()) == {"number": 0}
+    assert len(drawn.all(2, tmp_path, 60)) == 2 and drawn.numbers == [0, 1]

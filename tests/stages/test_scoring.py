@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig
 
+from tests.conftest import Tiny
 from trime.lab.runner import run
 from trime.stages import scoring
 from trime.stages.encode import read_windows
@@ -26,11 +26,9 @@ def figures(config: DictConfig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     for artefact in (*graph.tune.build_order(), graph.evaluate):
         shutil.rmtree(artefact.folder, ignore_errors=True)
     run(config)
-    rows, tuned = graph.evaluate.rows(), graph.tune.tuned()
     measured = {"tokens_per_second", "peak_memory_mb", "seconds", "processor_ms_per_token"}
-    return [{name: row[name] for name in row.keys() - measured} for row in rows], {
-        name: tuned[name] for name in tuned.keys() - measured
-    }
+    tuned, *rows = ({name: row[name] for name in row.keys() - measured} for row in (graph.tune.tuned(), *graph.evaluate.rows()))
+    return rows, tuned
 
 
 @pytest.mark.parametrize(
@@ -42,7 +40,7 @@ def figures(config: DictConfig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     ],
 )
 def test_parts_give_the_figures_of_one_pass(
-    words: tuple[str, ...], tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], tiny: Tiny, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "dataset=folder_words", f"dataset.path={text_folder}"
     config = tiny(*words, *text, f"paths.outputs={tmp_path}/outputs", f"stages=[{STAGES}]")
@@ -64,9 +62,7 @@ def equal(one: Any, other: Any) -> bool:
     return one == pytest.approx(other, rel=1e-5) if isinstance(one, float) else one == other
 
 
-def test_parts_begin_where_nothing_is_carried(
-    tiny: Callable[..., DictConfig], text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_begin_without_a_state(tiny: Tiny, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "dataset=folder_words", f"dataset.path={text_folder}"
     text += ("evaluate.sample=starts",)  # of more documents than whole ones would be
     config = tiny("experiment=cache", *text, f"paths.outputs={tmp_path}/outputs", "stages=[prepare,fit,encode]")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from omegaconf import DictConfig
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Tiny
 from tests.helpers.training import crash_before, train
 from trime.data.batching.policies import Shuffled
 from trime.data.datasets.folder import Folder
@@ -25,7 +23,6 @@ from trime.stages.graph import Graph
 from trime.stages.preflight import check
 from trime.training.schedules import check_scheduler_state
 
-Tiny = Callable[..., DictConfig]
 LR = "+callbacks.lr={_target_: pytorch_lightning.callbacks.LearningRateMonitor}"
 CSV = "+logger.lightning.csv={_target_: pytorch_lightning.loggers.CSVLogger, name: null, version: logged}"
 
@@ -66,11 +63,15 @@ def test_the_page_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for block in blocks:
         exec(block, names)
     assert names["trainer"].global_step == 20 and (tmp_path / "corpus" / "statistics.json").is_file()
-    with open(tmp_path / "logs" / "python" / "metrics.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    rates = [float(row["lr-AdamW"]) for row in rows if row["lr-AdamW"]]
-    assert len(rates) == 20 and max(rates) == 0.003
-    assert [row for row in rows if row["valid/objective"]]
+    folder = tmp_path / "logs" / "python"
+    rates = [float(row["lr-AdamW"]) for row in logged(folder, "lr-AdamW")]
+    assert len(rates) == 20 and max(rates) == 0.003 and logged(folder, "valid/objective")
+
+
+def logged(folder: Path, column: str) -> list[dict[str, str]]:
+    """Return the rows of ``metrics.csv`` that have a value in a column."""
+    with open(folder / "metrics.csv", newline="") as file:
+        return [row for row in csv.DictReader(file) if row[column]]
 
 
 def text_module(text_folder: Path, folder: Path) -> TextDataModule:
@@ -100,22 +101,17 @@ def test_a_data_module_makes_its_corpus_once(text_folder: Path, tmp_path: Path) 
 def test_callbacks_loggers_and_arguments_come_from_settings(tiny: Tiny, tmp_path: Path) -> None:
     """They reach the trainer; those that may change the model enter its hash, a logger does not."""
     fixed = ("experiment=vanilla", "dataset.modules=20", f"paths.outputs={tmp_path}")
-    plain, logged = Graph(tiny(*fixed)), Graph(tiny(*fixed, CSV))
-    assert plain.fit.fingerprint == logged.fit.fingerprint and config_hash(plain.config) == config_hash(logged.config)
+    plain, other = Graph(tiny(*fixed)), Graph(tiny(*fixed, CSV))
+    assert plain.fit.fingerprint == other.fit.fingerprint and config_hash(plain.config) == config_hash(other.config)
     config = tiny(*fixed, LR, CSV, "train.log_every=1", "+trainer.extra.limit_val_batches=2")
-    others = [
-        tiny(*fixed, LR),
-        tiny(*fixed, "+trainer.extra.limit_val_batches=2"),
-        tiny(*fixed, "callbacks=learning_rate"),
-        config,
-    ]
-    hashes = {Graph(other).fit.fingerprint for other in others}
+    others = [tiny(*fixed, word) for word in (LR, "+trainer.extra.limit_val_batches=2", "callbacks=learning_rate")]
+    others.append(config)
+    hashes = {Graph(one).fit.fingerprint for one in others}
     assert len(hashes) == 3 and plain.fit.fingerprint not in hashes and len(set(map(config_hash, others))) == 3
     assert Graph(tiny(*fixed, LR, "callbacks.lr=null")).fit.fingerprint == plain.fit.fingerprint
     check(config)
     train(config)
-    with open(Graph(config).run_folder / "logged" / "metrics.csv", newline="") as file:
-        assert [row["lr-AdamW"] for row in csv.DictReader(file) if row["lr-AdamW"]]
+    assert logged(Graph(config).run_folder / "logged", "lr-AdamW")
 
 
 def test_training_may_stop_early(tiny: Tiny, tmp_path: Path) -> None:
@@ -167,8 +163,7 @@ def test_several_processes_log_once(tiny: Tiny, tmp_path: Path) -> None:
     devices = ("trainer.devices=2", "trainer.accelerator=cpu", "train.log_every=1", f"paths.outputs={tmp_path}")
     config = tiny("experiment=vanilla", "dataset.modules=20", "trainer.precision=32-true", LR, CSV, *devices)
     train(config)
-    with open(Graph(config).run_folder / "logged" / "metrics.csv", newline="") as file:
-        assert [row["step"] for row in csv.DictReader(file) if row["lr-AdamW"]] == ["0", "1"]
+    assert [row["step"] for row in logged(Graph(config).run_folder / "logged", "lr-AdamW")] == ["0", "1"]
 
 
 def test_a_checkpoint_without_a_scheduler_is_refused() -> None:

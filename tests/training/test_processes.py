@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,10 +12,10 @@ from unittest.mock import Mock
 import pytest
 import pytorch_lightning as pl
 import torch
-from omegaconf import DictConfig
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import distributed, multiprocessing
 
+from tests.conftest import Tiny
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.stages.graph import Graph
@@ -26,38 +25,26 @@ from trime.training.trainer import run_training
 from trime.training.trime_loss import trime_loss
 
 
-def train(end: Callable[[], Any], folder: Path) -> None:
-    """Run a training that ends in this way."""
-    trainer = Mock(spec=pl.Trainer, precision="32-true", fit=lambda *_, **__: end())
+def interrupted(*_: Any, **__: Any) -> None:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise SystemExit(1)  # noqa: B904  # as Lightning does
+
+
+ENDS = [(interrupted, KeyboardInterrupt), (Mock(side_effect=SIGTERMException), KeyboardInterrupt)]
+ENDS.append((Mock(side_effect=SystemExit(144)), SystemExit))  # of a job that its launcher ends
+
+
+@pytest.mark.parametrize(("fit", "end"), ENDS)
+def test_a_signal_is_an_interrupt_and_a_launcher_may_end_its_job(fit: Any, end: type[BaseException], tmp_path: Path) -> None:
+    trainer = Mock(spec=pl.Trainer, precision="32-true", fit=fit)
     trainer.strategy.root_device = torch.device("cpu")
-    run_training("fit", trainer, Mock(spec=pl.LightningModule), None, folder)
+    with pytest.raises(end) as raised:
+        run_training("fit", trainer, Mock(spec=pl.LightningModule), None, tmp_path)
+    assert end is KeyboardInterrupt or raised.value.code == 144
 
 
-def test_a_signal_is_an_interrupt(tmp_path: Path) -> None:
-    def interrupted() -> None:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            raise SystemExit(1)  # noqa: B904  # as Lightning does
-
-    def terminated() -> None:
-        raise SIGTERMException
-
-    for end in (interrupted, terminated):
-        with pytest.raises(KeyboardInterrupt):
-            train(end, tmp_path)
-
-
-def test_a_launcher_may_end_its_job(tmp_path: Path) -> None:
-    def requeued() -> None:
-        raise SystemExit(144)
-
-    with pytest.raises(SystemExit) as end:
-        train(requeued, tmp_path)
-    assert end.value.code == 144
-
-
-Tiny = Callable[..., DictConfig]
 BEFORE = ["experiment=trime", "stages=[prepare,fit]", "dataset.modules=20"]
 
 

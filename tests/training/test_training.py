@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Tiny
 from tests.helpers.training import SHARDED, crash_before, load_weights, train, train_watched
 from trime.common import progress
 from trime.common.types import Batch
@@ -33,8 +32,6 @@ from trime.stages.graph import Graph
 from trime.token_memory.train.in_batch import Drawn, InBatch
 from trime.token_memory.train.visibility import Local
 from trime.training.language_model import LanguageModel, UpdateSettings
-
-Tiny = Callable[..., DictConfig]
 
 
 def module(memory: InBatch | None) -> LanguageModel:
@@ -58,9 +55,8 @@ def batch(seed: int, rows: int = 3, short: int = 0) -> Batch:
 
 def test_padding_is_neither_scored_nor_memory() -> None:
     model, padded = module(InBatch(Local())), batch(1, short=3)
-    changed = padded._replace(
-        tokens=padded.tokens.masked_fill(~padded.scored, 5), targets=padded.targets.masked_fill(~padded.scored, 9)
-    )
+    tokens, targets = padded.tokens.masked_fill(~padded.scored, 5), padded.targets.masked_fill(~padded.scored, 9)
+    changed = padded._replace(tokens=tokens, targets=targets)
     one, other = model.losses(padded, None, False)[0], model.losses(changed, None, False)[0]
     assert len(one) == 21 and torch.equal(one, other)
 
@@ -85,9 +81,8 @@ def test_gradients_are_divided_once_by_the_updates_targets() -> None:
     summed = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     other = module(None)
     other.losses(both, None, False)[0].mean().backward()
-    assert all(
-        torch.allclose(a, p.grad) for a, p in zip(summed, (p for p in other.parameters() if p.grad is not None), strict=True)
-    )
+    together = [p.grad for p in other.parameters() if p.grad is not None]
+    assert all(map(torch.allclose, summed, together)) and len(summed) == len(together)
 
 
 def test_clipping_is_of_the_mean() -> None:
@@ -114,26 +109,17 @@ def test_an_update_that_sees_no_memory_trains_the_plain_model() -> None:
     assert all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs if one.grad is not None)
 
 
-def test_gradients_reach_every_in_batch_memory() -> None:
-    """The loss of the last position has a gradient for g of the first ones, through memory and not through attention."""
-    model, rows = module(InBatch(Local())), batch(7, rows=1)
-    outputs: list[torch.Tensor] = []
-    backbone = model.network.backbone
-    backbone.layers[0].ffn_norm.register_forward_hook(lambda m, i, out: (out.retain_grad(), outputs.append(out))[0])
-    rows.targets[:] = 4
-    losses, _ = model.losses(rows, None, False)
-    losses[-1].backward()
-    assert (outputs[0].grad[0, :-1].abs().sum(1) > 0).all()
-
-
 SHORT = (
-    "train.updates=7",
-    "train.checkpoint_every=2",
-    "train.validate_every=3",
-    "train.accumulate=2",
+    *("train.updates=7", "train.checkpoint_every=2", "train.validate_every=3", "train.accumulate=2"),
     "trainer.precision=32-true",  # 16 bits round what the number of processes changes
     "model.backbone.dropout=0.1",
 )
+ON_CPU = ("dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return how far weights lie apart, but for the keys' biases: their gradient is noise, which Adam amplifies."""
+    return torch.cat([(one[name] - other[name]).abs().flatten() for name in one if not name.endswith("qkv_proj.bias")])
 
 
 @pytest.mark.parametrize(
@@ -167,25 +153,12 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
 @pytest.mark.parametrize("experiment", ["trime_ext", "vanilla", "trime_long", "srupp_trime_long", "memorizing"])
 def test_two_processes_train_the_model_of_one(experiment: str, tiny: Tiny, tmp_path: Path) -> None:
     """Memory spans the processes, even where a batch cannot be divided evenly; results are those of one process."""
-    options = (f"experiment={experiment}", "dataset.modules=20", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
-    one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
-    config = tiny(*options, f"paths.outputs={tmp_path}/two", "trainer.devices=2")
-    two = train(config)
-    difference = {name: float((one[name] - two[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")}
-    assert max(difference.values()) < 5e-5, difference  # the gradient of the keys' biases is noise, which Adam amplifies
-    reports = [
-        json.loads((Graph(c).model.path() / "train.json").read_text())
-        for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
-    ]
+    options = f"experiment={experiment}", *ON_CPU
+    configs = [tiny(*options, f"paths.outputs={tmp_path}/{count}", f"trainer.devices={count}") for count in (1, 2)]
+    assert difference(*map(train, configs)).max() < 5e-5
+    reports = [json.loads((Graph(config).model.path() / "train.json").read_text()) for config in configs]
     assert [report["devices"] for report in reports] == [1, 2] and reports[0]["tokens"] == reports[1]["tokens"]
-    validations = [
-        [
-            float(row["valid/objective"])
-            for row in csv.DictReader(open(Graph(c).model.path() / "metrics.csv"))
-            if row["valid/objective"]
-        ]
-        for c in (tiny(*options, f"paths.outputs={tmp_path}/one"), config)
-    ]
+    validations = [*map(objectives, configs)]
     assert validations[0] == pytest.approx(validations[1], abs=1e-4) and validations[0]
 
 
@@ -206,11 +179,7 @@ def test_training_resumes_with_another_number_of_processes(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "optimizer", "before", "after"),
-    [
-        ("trime_ext", "fairseq_adam", 2, 1),
-        ("srupp_trime_long", "radam", 1, 2),
-        ("memorizing", "nag", 2, 2),
-    ],
+    [("trime_ext", "fairseq_adam", 2, 1), ("srupp_trime_long", "radam", 1, 2), ("memorizing", "nag", 2, 2)],
 )
 def test_sharded_training_makes_the_model_of_one_process(
     experiment: str, optimizer: str, before: int, after: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -230,29 +199,17 @@ def test_sharded_training_makes_the_model_of_one_process(
     assert difference.mean() < 1e-7 and difference.max() < 2e-4  # Adam amplifies gradients that are only noise
 
 
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.slow
 def test_two_machines_train_the_model_of_one(tiny: Tiny, session_folder: Path, tmp_path: Path) -> None:
     """Both run the same command with different NODE_RANK; the first goes on alone."""
     options = ("experiment=trime_ext", "batching.size=5", *SHORT[:-1], "trainer.accelerator=cpu")
     one = train(tiny(*options, f"paths.outputs={tmp_path}/one"))
     two = [f"paths.outputs={tmp_path}/two", "trainer.num_nodes=2", "trainer.devices=1", "datastore.tokens=null"]
-    command = [
-        sys.executable,
-        str(ROOT / "cli.py"),
-        "size=tiny",
-        "logger=none",
-        f"paths.data={session_folder}/data",
-        *options,
-        *two,
-    ]
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    fixed = ["size=tiny", "logger=none", f"paths.data={session_folder}/data"]
+    command = [sys.executable, str(ROOT / "cli.py"), *fixed, *options, *two]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     machines = [
         subprocess.Popen(command, env=os.environ | environment | {"NODE_RANK": str(node)}, stdout=subprocess.PIPE, text=True)
         for node in (1, 0)
@@ -261,16 +218,13 @@ def test_two_machines_train_the_model_of_one(tiny: Tiny, session_folder: Path, t
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert "encode: made" in outputs[1] and "encode: made" not in outputs[0]
     assert "this machine is done" in outputs[0]
-    other = load_weights(tiny(*options, *two))
-    assert max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith("qkv_proj.bias")) < 5e-5
+    assert difference(one, load_weights(tiny(*options, *two))).max() < 5e-5
 
 
 def test_a_non_finite_loss_is_an_error_with_advice(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny(
-        "experiment=vanilla", "schedule.peak=1e30", "train.clip_norm=0", "train.updates=20", f"paths.outputs={tmp_path}"
-    )
+    diverges = "schedule.peak=1e30", "train.clip_norm=0", "train.updates=20", f"paths.outputs={tmp_path}"
     with pytest.raises(UserError, match=r"schedule\.peak"):
-        train(config)
+        train(tiny("experiment=vanilla", *diverges))
 
 
 def test_compiled_layers_train_the_same_model(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,10 +276,7 @@ def kept_update(config: DictConfig) -> int:
 
 
 GETS_WORSE = (
-    "dataset.modules=20",
-    "train.updates=14",
-    "train.validate_every=4",
-    "train.checkpoint_every=4",
+    *("dataset.modules=20", "train.updates=14", "train.validate_every=4", "train.checkpoint_every=4"),
     "schedule.warmup=0",
 )
 

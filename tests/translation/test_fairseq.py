@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from tests.conftest import composed
+from tests.conftest import Tiny, composed
 from tests.helpers.fairseq_translation import (
     EOS,
     PAD,
@@ -23,6 +23,7 @@ from tests.helpers.fairseq_translation import (
     random_weights,
     write_checkpoint,
 )
+from trime.errors import UserError
 from trime.lab.runner import run
 from trime.models.fairseq import read_checkpoint
 from trime.models.network import build_network
@@ -30,7 +31,6 @@ from trime.translation.graph import TranslationGraph
 from trime.translation.import_checkpoint import network_from_checkpoint
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
-Tiny = Callable[..., DictConfig]
 FORMS = [(False, True), (False, False), (True, True)]  # norm first in encoder and decoder: the published form, then others
 SIZES = Sizes(source=21, target=17)
 
@@ -55,7 +55,9 @@ def test_forward(form: tuple[bool, bool], tmp_path: Path) -> None:
     cache, encoded = None, backbone.encode_source(source)  # type: ignore[operator]
     for position in range(previous.shape[1]):
         step, cache = backbone.step(encoded, previous[:, position : position + 1], cache)  # type: ignore[operator]
-        assert (step.f[:, 0] - f[:, position]).abs().max() < 2e-5
+        assert (step.f[:, 0] - f[:, position]).abs().max() < 2e-5 and (step.g[:, 0] - g[:, position]).abs().max() < 2e-5
+    with pytest.raises(UserError, match="positions=1024"):
+        backbone(torch.full((1, 1025), 5), previous[:1])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -117,12 +119,8 @@ def mixture_of(name: str, released: Released) -> Callable[[torch.Tensor, torch.T
 @torch.no_grad()
 def test_translations_are_the_published_decoder_s(name: str, released: Released, tiny: Tiny, tmp_path: Path) -> None:
     """The whole command with a beam of one, against greedy search by the model written out, with its memory."""
-    settings = [
-        "translation.beam=1",
-        "translation.sentences=null",
-        "translation.min_length=1",
-        "translation.max_length=[1.2,10]",
-    ]
+    settings = ["translation.beam=1", "translation.sentences=null"]
+    settings += ["translation.min_length=1", "translation.max_length=[1.2,10]"]
     own = [*released.overrides, *settings, f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}/outputs"]
     asked = composed(f"experiment=reproduce/released/{name}")
     exact = ["index.factory=null", f"index.metric={asked.index.metric}"]
@@ -139,9 +137,4 @@ def test_translations_are_the_published_decoder_s(name: str, released: Released,
     assert found == [released.greedy(source, mixture) for source in released.ids("test", "de")]
     results = json.loads((graph.run_folder / "results.json").read_text())
     assert results["imported"]["arch"] == "transformer_iwslt_de_en" and results["imported"]["updates"] == 7
-    assert results["parameters"] == parameters_of(released)
-
-
-def parameters_of(released: Released) -> int:
-    network, _ = network_from_checkpoint(read_checkpoint(released.checkpoint))
-    return network.parameter_count
+    assert results["parameters"] == network_from_checkpoint(read_checkpoint(released.checkpoint))[0].parameter_count

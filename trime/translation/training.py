@@ -82,10 +82,10 @@ class TranslationModule(LanguageModel):
         super().__init__(*arguments)
         self.smoothing = smoothing
 
-    def losses(self, batch: Batch, draw: float | None, plain: bool) -> tuple[Tensor, Tensor]:
+    def losses(self, batch: Batch, draw: float | None, plain: bool, progress: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return the loss of each target piece in nats, and the memory's share of the mass."""
         if not (self.training and self.smoothing and (self.memory is None or plain)):
-            return super().losses(batch, draw, plain)
+            return super().losses(batch, draw, plain, progress)
         f = self.reader.encode(batch).f[batch.scored]
         logits = F.linear(f, self.network.head.weight).float()
         losses = F.cross_entropy(logits, batch.targets[batch.scored], reduction="none", label_smoothing=self.smoothing)

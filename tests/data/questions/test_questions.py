@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,39 +49,32 @@ def test_the_built_in_questions_contain_their_answer() -> None:
     assert list(Rooms(words=0, count=9).examples("train")) != list(Rooms(words=0, count=9).examples("train", draw=1))
 
 
+ANSWER = {"Value": "The Beatles", "NormalizedValue": "beatles", "HumanAnswers": ["The Fab Four"]}
+ANSWER |= {"Aliases": ["Beatles, The"], "NormalizedAliases": ["beatles"]}
+
+
+def write_triviaqa(folder: Path, count: int, text: Callable[[int, str], str]) -> Path:
+    """Write a folder in the official format: dev questions, each with a page, a search result and an unsaved page; and test."""
+    rows = []
+    for number in range(count):
+        pages = [{"Filename": f"{number}.txt", "Title": f"{number}"}, {"Title": "never saved"}]
+        found = {"EntityPages": pages, "SearchResults": [{"Filename": f"3/3_{number}.txt", "Rank": 0}]}
+        rows.append({"QuestionId": f"q{number}", "Question": f"Who is {number}?", "Answer": ANSWER} | found)
+        for kind, name in (("wikipedia", f"{number}.txt"), ("web", f"3/3_{number}.txt")):
+            file = folder / "evidence" / kind / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text(number, kind))
+    without = [{key: value for key, value in row.items() if key != "Answer"} for row in rows]
+    (folder / "triviaqa-unfiltered").mkdir()
+    for split, own in (("dev", rows), ("test-without-answers", without)):
+        file = folder / "triviaqa-unfiltered" / f"unfiltered-web-{split}.json"
+        file.write_text(json.dumps({"Data": own, "Domain": "unfiltered-web"}))
+    return folder
+
+
 @pytest.fixture
 def triviaqa(tmp_path: Path) -> Path:
-    """Write a folder in the official format: five dev questions, each with a page, a search result and an unsaved page."""
-    rows = [
-        {
-            "QuestionId": f"q{number}",
-            "Question": f"Who is {number}?",
-            "Answer": {
-                "Value": "The Beatles",
-                "NormalizedValue": "beatles",
-                "Aliases": ["Beatles, The"],
-                "NormalizedAliases": ["beatles"],
-                "HumanAnswers": ["The Fab Four"],
-            },
-            "EntityPages": [{"Filename": f"{number}.txt", "Title": f"{number}"}, {"Title": "never saved"}],
-            "SearchResults": [{"Filename": f"3/3_{number}.txt", "Rank": 0}],
-        }
-        for number in range(5)
-    ]
-    write_split(tmp_path / "triviaqa-unfiltered", "dev", rows)
-    without = [{key: value for key, value in row.items() if key != "Answer"} for row in rows]
-    write_split(tmp_path / "triviaqa-unfiltered", "test-without-answers", without)
-    for number in range(5):
-        for kind, name in (("wikipedia", f"{number}.txt"), ("web", f"3/3_{number}.txt")):
-            file = tmp_path / "evidence" / kind / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(f"text of {kind}")
-    return tmp_path
-
-
-def write_split(folder: Path, split: str, rows: list[dict[str, Any]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"unfiltered-web-{split}.json").write_text(json.dumps({"Data": rows, "Domain": "unfiltered-web"}))
+    return write_triviaqa(tmp_path, 5, lambda _, kind: f"text of {kind}")
 
 
 @pytest.mark.parametrize("place", [".", "triviaqa-rc"])
@@ -113,13 +106,9 @@ def test_missing_evidence_is_counted(triviaqa: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_hubs_rows() -> None:
-    row = {
-        "question_id": "q",
-        "question": "Who?",
-        "entity_pages": {"wiki_context": ["one"]},
-        "search_results": {"search_context": ["two"]},
-        "answer": {"value": "Someone", "aliases": ["Some One"], "normalized_aliases": ["some one"]},
-    }
+    row = {"question_id": "q", "question": "Who?", "entity_pages": {"wiki_context": ["one"]}}
+    row |= {"search_results": {"search_context": ["two"]}}
+    row |= {"answer": {"value": "Someone", "aliases": ["Some One"], "normalized_aliases": ["some one"]}}
     example = from_hub(row)
     assert example.context == "one\n\ntwo" and exact_match("some_one", example) and not exact_match("someone else", example)
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import DEVICE, composed
 from tests.helpers.laws import eq5
-from tests.helpers.stateful import read
+from tests.models.backbones.test_stateful import WORDS, read, text
 from trime.common.types import Batch, TokenPosition, contexts_of
 from trime.kv.bounded import BoundedMemory
 from trime.kv.eviction.fifo import FIFO
@@ -21,8 +21,6 @@ from trime.models.network import Network, build_network
 from trime.token_memory.train.in_batch import InBatch
 from trime.token_memory.train.visibility import Previous
 from trime.training.language_model import LanguageModel, UpdateSettings
-
-WORDS = 40
 
 
 def model(size: int = 64, heads: int = 1) -> StatefulBackbone:
@@ -44,10 +42,6 @@ def random_inputs(b: int, steps: int, d: int, dtype: torch.dtype = torch.float32
     return [part.to(dtype).requires_grad_(number < 4) for number, part in enumerate(inputs)]
 
 
-def text(rows: int, length: int) -> torch.Tensor:
-    return torch.randint(WORDS, (rows, length), generator=torch.Generator().manual_seed(1))
-
-
 def test_recurrence_is_srus_equations() -> None:
     """Compare lane by lane (Lei et al. 2018; the highway with one dropout mask for all steps)."""
     u, x, weight, bias, mask, start = random_inputs(2, 5, 3, torch.float64)
@@ -65,9 +59,8 @@ def test_recurrence_is_srus_equations() -> None:
                 cell = f * cell + (1 - f) * float(u0)
                 x_t = float(x[row, step, lane])
                 assert float(c[row, step, lane]) == pytest.approx(cell)
-                assert float(h[row, step, lane]) == pytest.approx(
-                    r * float(mask[row, lane]) * cell + x_t * (1 - r * float(mask[row, lane]))
-                )
+                r *= float(mask[row, lane])
+                assert float(h[row, step, lane]) == pytest.approx(r * cell + x_t * (1 - r))
 
 
 @pytest.mark.parametrize("b, steps, d", [(1, 1, 1), (3, 40, 7), (2, 17, 128), (2, 9, 300)])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
+from tests.conftest import Tiny
 from trime.errors import UserError
 from trime.lab.runner import run
 from trime.scoring.mixtures.adaptive import LEARNED, Adaptive, constant_log_weights
@@ -27,7 +26,6 @@ from trime.scoring.mixtures.experts import (
 )
 from trime.stages.graph import Graph
 
-Tiny = Callable[..., DictConfig]
 KINDS = [lambda: Adaptive([0.5, 1.0], hidden=8), lambda: Calibrated([0.5, 1.0]), lambda: Adaptive([0.5, 1.0], history=[])]
 
 
@@ -35,9 +33,8 @@ def random_masses(count: int, documents: int, seed: int = 0) -> ExpertMasses:
     """Return masses of a vocabulary and of a memory of two experts, right where its mass is large and sometimes empty."""
     generator = torch.Generator().manual_seed(seed)
     good = torch.rand(count, generator=generator) < 0.4
-    total = torch.stack(
-        [torch.full((count,), 5.0), *(torch.where(good, 6.0, 3.0) + torch.randn(2, count, generator=generator) / 4)], 1
-    )
+    of_memory = torch.where(good, 6.0, 3.0) + torch.randn(2, count, generator=generator) / 4
+    total = torch.stack([torch.full((count,), 5.0), *of_memory], 1)
     total[torch.rand(count, generator=generator) < 0.1, 1:] = -torch.inf
     share = torch.stack([torch.full((count,), 0.1), torch.where(good, 0.8, 0.001), torch.where(good, 0.6, 0.01)], 1)
     return ExpertMasses(total + share.log(), total, torch.arange(count) * documents // count)
@@ -49,16 +46,6 @@ def fitted(kind: int, masses: ExpertMasses, seed: int = 0) -> tuple[Mixture, tor
     mixture.memories = {"memory": 2}
     fold = folds(masses.document, 3, seed)
     return mixture, mixture.fit(masses, fold, [False, False, False], seed)
-
-
-@pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_weights_sum_to_one_over_experts_with_entries(kind: int) -> None:
-    mixture, _ = fitted(kind, random_masses(1200, 6))
-    other = random_masses(300, 3, seed=1)
-    history = History(mixture.decays).text_features(other)
-    weights = mixture.log_weights(other.total, history).exp()
-    torch.testing.assert_close(weights.sum(1), torch.ones(300))
-    assert not weights[other.total.isinf()].any() and bool((weights[:, 0] > 0).all())
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
@@ -116,14 +103,24 @@ def test_a_memory_that_deserves_a_small_share_gets_it() -> None:
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_a_fit_is_deterministic_and_can_be_saved(kind: int) -> None:
-    masses = random_masses(900, 5)
+def test_a_fit_is_deterministic_and_can_be_saved_and_copied(kind: int) -> None:
+    """Its weights sum to one over experts with entries, also on new text."""
+    masses, other = random_masses(900, 5), random_masses(300, 3, seed=1)
     (one, dev), (two, again) = fitted(kind, masses), fitted(kind, masses)
     assert torch.equal(dev, again)
     three = KINDS[kind]()
     three.memories = {"memory": 2}
     three.load(two.state())
-    assert torch.equal(score_tokens(one, masses), score_tokens(three, masses)) and one.describe()
+    scores = score_tokens(one, masses)
+    for same in (three, one.to(torch.device("cpu"))):
+        assert torch.equal(score_tokens(same, masses), scores) and one.describe()
+    history = History(one.decays).text_features(other)
+    weights = one.log_weights(other.total, history).exp()
+    torch.testing.assert_close(weights.sum(1), torch.ones(300))
+    assert not weights[other.total.isinf()].any() and bool((weights[:, 0] > 0).all())
+    copied = one.to(torch.device("meta"))
+    assert {part.device.type for part in copied.parameters.values()} == {"meta"}
+    assert copied.log_weights(other.total.to("meta"), history.to("meta")).shape == other.total.shape
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
@@ -151,25 +148,16 @@ def test_history_is_a_decaying_mean() -> None:
     masses = ExpertMasses(scores, torch.zeros(700, 2), document)
     whole = History(decays).text_features(masses)
     pieces = History(decays)
-    parts = [
-        pieces.features(int(document[i]), scores[i : i + 7])
-        for s in (0, 400)
-        for i in range(s, s + (400, 300)[s > 0], 7)
-        if i + 7 <= (400, 700)[s > 0]
-    ]
-    torch.testing.assert_close(torch.cat(parts[:57]), whole[:399])
+    parts = [pieces.features(0, scores[start : start + 7]) for start in range(0, 399, 7)]
+    torch.testing.assert_close(torch.cat(parts), whole[:399])
     torch.testing.assert_close(History(decays).features(0, scores[:400]), whole[:400])  # longer than a CHUNK
     expected = []
-    for number, value in enumerate(scores.clamp(min=HISTORY_FLOOR)):
+    for number in range(700):
         begin = 0 if number < 400 else 400
         past = scores[begin:number].clamp(min=HISTORY_FLOOR)
-        row = []
-        for decay in decays:
-            share = torch.tensor([decay ** (number - begin - 1 - i) for i in range(number - begin)])
-            row.append(
-                (share[:, None] * past).sum(0) / share.sum() if number > begin else torch.full_like(value, HISTORY_DEFAULT)
-            )
-        expected.append(torch.cat(row))
+        shares = [torch.tensor([decay ** (number - begin - 1 - i) for i in range(number - begin)]) for decay in decays]
+        means = [(share[:, None] * past).sum(0) / share.sum() for share in shares]
+        expected.append(torch.cat(means) if number > begin else torch.full((2 * len(decays),), HISTORY_DEFAULT))
     torch.testing.assert_close(whole, torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
@@ -183,18 +171,6 @@ def test_folds_are_documents_balanced_by_size_or_blocks_of_few_documents() -> No
     assert not torch.equal(fold, folds(document, 3, 1))
 
 
-@pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_a_copy_on_a_device_scores_as_the_mixture(kind: int) -> None:
-    masses = random_masses(900, 5)
-    mixture, _ = fitted(kind, masses)
-    before = score_tokens(mixture, masses)
-    other, history = mixture.to(torch.device("cpu")), History(mixture.decays).text_features(masses)
-    assert torch.equal(score_tokens(other, masses), before)
-    copied = mixture.to(torch.device("meta"))
-    assert {part.device.type for part in copied.parameters.values()} == {"meta"}
-    assert copied.log_weights(masses.total.to("meta"), history.to("meta")).shape == masses.total.shape
-
-
 def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny, tmp_path: Path) -> None:
     overrides = "experiment=trime", "evaluate.memories=[local]", "evaluate.subsets=none"
     config = tiny(*overrides)
@@ -203,10 +179,9 @@ def test_a_mixture_is_reused_if_its_kind_and_history_are_the_same(tiny: Tiny, tm
     again = tiny(*overrides, f"mixture.path={path}", "mixture.model.epochs=1")
     run(again)
     assert not Graph(again).tune.summary()["crossfitted"]  # type: ignore[attr-defined]
-    same = [
-        json.loads((Graph(each).run_folder / "results.json").read_text())["metrics"]["test"][-1] for each in (config, again)
-    ]
-    assert same[0]["loss"] == pytest.approx(same[1]["loss"], abs=1e-6)
+    files = [Graph(each).run_folder / "results.json" for each in (config, again)]
+    same = [json.loads(file.read_text())["metrics"]["test"][-1]["loss"] for file in files]
+    assert same[0] == pytest.approx(same[1], abs=1e-6)
     for other in ("mixture=calibrated", "mixture.model.history=[0.5,0.9]", "mixture.temperatures=[0.3,0.6,1.2,2.4]"):
         with pytest.raises(UserError, match="fit it anew"):
             run(tiny(*overrides, f"mixture.path={path}", other))

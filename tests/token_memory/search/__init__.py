@@ -1,1 +1,0 @@
-"""Tests of trime.token_memory.search."""

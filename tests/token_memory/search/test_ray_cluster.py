@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import DictConfig
 
+from tests.conftest import Tiny
 from tests.helpers.stores import QUERY, blocks, divided, stored
 from trime.errors import UserError
 from trime.lab.runner import run
@@ -69,7 +70,7 @@ def test_replicated_parts_answer_as_one_index(factory: str | None, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_run_by_ray_is_a_local_one(tiny: Callable[..., DictConfig]) -> None:
+def test_a_run_by_ray_is_a_local_one(tiny: Tiny) -> None:
     """Three parts on workers give the results of one local index."""
     common = ("experiment=trime_ext", "mixture=none", "index=cells", "index.factory=Cells16", "index.nprobe=4")
     config = tiny(*common, "index.parts=3", "index.engine=ray")
@@ -87,7 +88,7 @@ def losses_of(config: DictConfig) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_wrong_address_is_an_error(tiny: Callable[..., DictConfig]) -> None:
+def test_a_wrong_address_is_an_error() -> None:
     ray.shutdown()
     with pytest.raises(UserError, match="no Ray cluster answers"):
         RaySearch([], 1, "cpu", "127.0.0.1:1", 1)

@@ -142,19 +142,12 @@ def test_killed_cells_resume(tmp_path: Path) -> None:
 
 
 def test_numbers_missing_in_a_factory_string_are_filled_in() -> None:
-    for short, factory in (
-        (None, None),
-        ("Cells", "Cells1024"),
-        ("IVF_SQ8", "IVF1024_SQ8"),
-        ("IVF64,PQ8", "IVF64_PQ8"),
-        ("PCA_IVF_PQ", "PCA64_IVF1024_PQ32"),
-        ("PCA48_IVF_PQ", "PCA48_IVF1024_PQ16"),
-        ("OPQ_IVF_PQ", "OPQ64_IVF1024_PQ64"),
-        ("IVF_HNSW32_SQ8", "IVF1024_HNSW32_SQ8"),
-    ):
-        assert complete_factory(short, 10**6, 128) == factory
-        if factory and not factory.startswith("Cells"):
-            builder_of(factory).check(10**6, 128, "ip")
+    short = "IVF_SQ8 IVF64,PQ8 PCA_IVF_PQ PCA48_IVF_PQ OPQ_IVF_PQ IVF_HNSW32_SQ8"
+    whole = "IVF1024_SQ8 IVF64_PQ8 PCA64_IVF1024_PQ32 PCA48_IVF1024_PQ16 OPQ64_IVF1024_PQ64 IVF1024_HNSW32_SQ8"
+    for given, factory in zip(short.split(" "), whole.split(" "), strict=True):
+        assert complete_factory(given, 10**6, 128) == factory
+        builder_of(factory).check(10**6, 128, "ip")
+    assert complete_factory("Cells", 10**6, 128) == "Cells1024" and complete_factory(None, 10**6, 128) is None
     assert complete_factory("IVF_Flat", 200, 16) == "IVF5_Flat"
 
 

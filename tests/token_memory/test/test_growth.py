@@ -37,20 +37,15 @@ def step(n: int, head: Any, visibility: Any, width: int) -> None:
     """Run forward and backward of the objective on n contexts of 4 segments."""
     order = torch.arange(n)
     f, g = (torch.randn(n, width, requires_grad=True) for _ in range(2))
-    token = torch.randint(head_size(head), (n,))
+    token = torch.randint(3000, (n,))
     contexts = Contexts(g, token, TokenPosition(order * 0, order // (n // 4), order))
     mass = blockwise_mass(contexts, contexts, visibility, torch.tensor([math.sqrt(width)]))
     loss = -joint_log_prob(head.mass(f, token), [LogMass(mass.target[0], mass.total[0])]).sum()
     loss.backward()
 
 
-def head_size(head: Any) -> int:
-    """Return the size of a head's vocabulary."""
-    return head.vocabulary if isinstance(head, heads.Softmax) else head.bands[-1][1]
-
-
 HEADS = {
-    "plain": lambda: heads.Softmax(PlainInput(2000, 16)),
+    "plain": lambda: heads.Softmax(PlainInput(3000, 16)),
     "adaptive": lambda: heads.AdaptiveSoftmax(AdaptiveInput(3000, 16, [1000, 2000])),
 }
 
@@ -65,7 +60,7 @@ def test_no_tensor_grows_faster_than_n(kind: str, visibility: Any, monkeypatch: 
             step(n, HEADS[kind](), visibility, width=16)
         largest[n] = recorder.cells
     assert largest[4096] <= 2 * largest[2048]
-    assert largest[4096] <= 2 * BLOCK**2 < 4096 * 2000, "a block, not [n, v] and not [n, n]"
+    assert largest[4096] <= 2 * BLOCK**2 < 4096 * 3000, "a block, not [n, v] and not [n, n]"
 
 
 LARGE = 16384

@@ -31,9 +31,8 @@ def windows(documents: list[np.ndarray], block: int, context: int) -> list[Windo
     for number, tokens in enumerate(documents):
         for start in range(0, len(tokens), block):
             begin, end = max(0, start - context), min(start + block, len(tokens))
-            positions = TokenPosition(
-                *(torch.full((end - begin,), number), torch.zeros(end - begin).long(), torch.arange(begin, end))
-            )
+            place = torch.arange(begin, end)
+            positions = TokenPosition(torch.full_like(place, number), torch.zeros_like(place), place)
             contexts = Contexts(torch.zeros(end - begin, 2), torch.as_tensor(tokens[begin:end].astype(np.int64)), positions)
             none = torch.zeros(end - start)
             parts.append(Window(contexts, start - begin, LogMass(none, none)))

@@ -9,24 +9,18 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.helpers.laws import VISIBILITIES, WORDS, direct_mass
+from tests.helpers import laws
+from tests.helpers.laws import VISIBILITIES, direct_mass
 from trime.common.types import Contexts, LogMass, Tensor, TokenPosition
 from trime.token_memory.train.objective import blockwise
 from trime.token_memory.train.objective.blockwise import blockwise_mass
 from trime.token_memory.train.visibility import Everything, Extent, External, Visibility
 
-LENGTHS = [(0, 40), (0, 40), (0, 23), (1, 40), (1, 7), (2, 1)]  # (document, length) of each segment
-
 
 def contexts(scale: float = 1.0) -> Contexts:
     """Return contexts of consecutive segments, in float32."""
-    torch.manual_seed(1)
-    places, end = [], dict.fromkeys(range(3), 0)
-    for segment, (document, length) in enumerate(LENGTHS):
-        places += [(document, segment, end[document] + i) for i in range(length)]
-        end[document] += length
-    columns = torch.tensor(places).T
-    return Contexts(scale * torch.randn(len(places), 8), torch.randint(WORDS, (len(places),)), TokenPosition(*columns))
+    given = laws.contexts(1, [(0, 0, 40), (0, 40, 40), (0, 80, 23), (1, 0, 40), (1, 40, 7), (2, 0, 1)], 8)
+    return given._replace(g=scale * given.g.float())
 
 
 def results(query: Contexts, memory: Contexts, visibility: Any, divisor: Tensor, block: int) -> list[list[Tensor]]:
