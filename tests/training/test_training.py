@@ -109,6 +109,19 @@ def test_an_update_that_sees_no_memory_trains_the_plain_model() -> None:
     assert all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs if one.grad is not None)
 
 
+def test_shares_change_in_the_course_of_training(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update sees what the shares of its time say; the first one of these four is plain."""
+    seen, visibility = [], Drawn.visibility_for
+
+    def noted(self: Drawn, draw: float | None, progress: float = 1.0) -> Any:
+        seen.extend([] if draw is None else [progress])
+        return visibility(self, draw, progress)
+
+    monkeypatch.setattr(Drawn, "visibility_for", noted)
+    train(tiny("experiment=trime_drawn", "train.updates=4", "memory.final={local: 1.0}"))
+    assert sorted({*seen}) == [0.25, 0.5, 0.75]
+
+
 SHORT = (
     *("train.updates=7", "train.checkpoint_every=2", "train.validate_every=3", "train.accumulate=2"),
     "trainer.precision=32-true",  # 16 bits round what the number of processes changes
