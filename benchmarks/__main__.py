@@ -17,7 +17,7 @@ NAMES = (
     "first_run",
     *("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit", "mixture"),
     *("retained", "cache", "sizing", "pays", "decoder_memory", "completion", "newer_name", "ngrams", "counts", "recall"),
-    *("reading", "storing", "duel", "own_words", "default_weights"),
+    *("reading", "storing", "duel", "own_words", "default_weights", "drafting"),
 )
 
 

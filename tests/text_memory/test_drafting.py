@@ -159,7 +159,7 @@ def test_drafts_that_fail_become_rare() -> None:
         chance = pace.chance(EXPECTED, 4, 0.9)
         is_worth = 1 + chance > pace.cost(1)
         tries.append(is_worth)
-        pace.came_true([Drafted(0, EXPECTED, 4, 0.9, chance)] if is_worth else [], 0)
+        pace.came_true([Drafted(0, EXPECTED, 4, 0.9, chance)] if is_worth else [], [False])
         pace.took(int(is_worth), 1.05 if is_worth else 1.0)
     assert sum(tries[:200]) < 100
     assert 0 < sum(tries[1000:]) < 0.15 * 3000

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Collection, Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from torch import nn
 from trime.common.types import Tensor
 from trime.errors import UserError, install_command
 
-TESTED = ("5.23",)  # versions of transformers that the families were tested with
+OLDEST = "5.18"  # version of transformers; earlier ones hand attention other arguments
+CACHES = ("cache", "past_key_values")  # names of a model's cache: since 5.24, and before
 HEAD = "lm_head.weight"
 SAMPLED = 64  # values of each weight that tell models apart
 
@@ -66,14 +69,27 @@ def load_error(name: str, what: str, error: Exception) -> UserError:
 
 
 def check_version() -> None:
-    """Raise UserError unless a tested version of transformers is installed."""
+    """Raise UserError unless transformers is installed, in a version that is known to work or newer."""
     try:
         installed = metadata.version("transformers")
     except metadata.PackageNotFoundError:
         raise UserError(f"transformers is not installed: {install_command('pretrained')}") from None
-    if not any(installed.startswith(f"{version}.") for version in TESTED):
-        tested = ", ".join(TESTED)
-        raise UserError(f"transformers {installed} has not been tested here and is not supported: install {tested}.*")
+    if [int(part) for part in installed.split(".")[:2]] < [int(part) for part in OLDEST.split(".")]:
+        raise UserError(f"transformers {installed} is too old: install transformers>={OLDEST}")
+
+
+@cache
+def cache_name() -> str:
+    """Return the name of a model's cache among its inputs: it was ``past_key_values`` before transformers 5.24."""
+    from transformers import GenerationMixin
+
+    known = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    return next(name for name in CACHES if name in known)
+
+
+def cache_of(inputs: dict[str, Any]) -> Any:
+    """Return the cache among a model's inputs, whichever name it has in this version; None where there is none."""
+    return next((inputs[name] for name in CACHES if inputs.get(name) is not None), None)
 
 
 def model_class(model: Any, supported: Collection[str]) -> str:

@@ -15,6 +15,7 @@ from lm_eval.models.huggingface import HFLM
 
 import trime
 from trime.common.checks import check_number, short_repr
+from trime.common.pretrained import cache_name
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.kv.budgets import AdaKV
@@ -107,7 +108,7 @@ class TrimeHF(HFLM):  # type: ignore[misc]
         if len(inps) > 1:  # they are padded on the right, without a word where: padding would evict
             raise UserError("likelihoods with a memory are read text by text: add --batch_size 1")
         with torch.no_grad():
-            return self.model(inps, past_key_values=cache).logits
+            return self.model(inps, **{cache_name(): cache}).logits
 
     def _model_generate(self, context: Int[Tensor, "b l"], max_length: int, stop: list[str], **settings: Any) -> Tensor:
         started, cache = time.perf_counter(), self.cache_for(context.shape[1])
@@ -116,7 +117,7 @@ class TrimeHF(HFLM):  # type: ignore[misc]
                 raise UserError("a share of a prompt, or a pyramid, is of prompts of one length: add --batch_size 1")
             self.read(cache, context[:, :-1], settings["attention_mask"][:, :-1])
             cache.extend(max_length - context.shape[1] + 1)
-            settings["past_key_values"] = cache
+            settings[cache_name()] = cache
         written: Tensor = super()._model_generate(context, max_length, stop, **settings)
         self.prompts["tokens"] += context.numel()
         self.prompts["seconds"] += time.perf_counter() - started
@@ -132,7 +133,7 @@ class TrimeHF(HFLM):  # type: ignore[misc]
             cache.read(self.model, prompts, questions, whole=True)
         else:
             places = (mask.cumsum(1) - 1).clamp(min=0)
-            self.model(prompts, attention_mask=mask, position_ids=places, past_key_values=cache, logits_to_keep=1)
+            self.model(prompts, attention_mask=mask, position_ids=places, logits_to_keep=1, **{cache_name(): cache})
         held = cache.bytes // len(prompts)
         self.prompts["bytes held after"] = max(self.prompts["bytes held after"], held)
         most = held if not self.whole else self.bytes_of(prompts.shape[1])

@@ -23,7 +23,7 @@ import torch
 from trime.common.checks import check_number, check_object, short_repr
 from trime.common.choices import Extension
 from trime.common.io import locked, read_tensors, remove_half_written, write_tensors
-from trime.common.pretrained import check_version, device_of, identity_of_model, positions_of, unwrapped
+from trime.common.pretrained import cache_name, cache_of, check_version, device_of, identity_of_model, positions_of, unwrapped
 from trime.common.progress import Progress
 from trime.common.types import Bool, Int, Tensor
 from trime.errors import UserError
@@ -214,14 +214,14 @@ class EvictingCache(LayerMemories, Cache):
 
         def ask(each: Tensor) -> None:
             self.rescore_with_question(
-                each.shape[1], lambda other: model(input_ids=each, past_key_values=other, logits_to_keep=1)
+                each.shape[1], lambda other: model(input_ids=each, logits_to_keep=1, **{cache_name(): other})
             )
 
         try:
             if whole:
                 self.resize([size + text.shape[1] for size in sizes])
             for number, chunk in enumerate(Progress(chunks, unit="chunk", desc="read"), 1):
-                model(input_ids=chunk, past_key_values=self, logits_to_keep=1)
+                model(input_ids=chunk, logits_to_keep=1, **{cache_name(): self})
                 for each in questions if not whole or number == len(chunks) else []:
                     ask(each)
         finally:
@@ -291,6 +291,10 @@ class EvictingCache(LayerMemories, Cache):
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1  # a text may have any length
+
+    @property
+    def is_linear(self) -> list[bool]:  # transformers reads a prompt again from its beginning where all layers are
+        return [False] * len(self)
 
     batch_select_indices = reorder_cache = take_rows  # type: ignore[assignment]  # transformers' names of it
 
@@ -514,7 +518,7 @@ def call_input(args: Any, kwargs: dict[str, Any]) -> Tensor:
 
 def begin_call(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """Let a call of the model with an EvictingCache read with that."""
-    if torch.compiler.is_compiling() and not isinstance(kwargs.get("past_key_values"), EvictingCache):
+    if torch.compiler.is_compiling() and not isinstance(cache_of(kwargs), EvictingCache):
         return None  # a graph of the whole model has no room for turns
     return begin(stack, args, kwargs)
 
@@ -524,7 +528,7 @@ def begin(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str,
     """Take the turn, and prepare the cache; ``memory_position``: where it reads, if no mask tells it."""
     turn = TURNS.setdefault(stack, ModelLock())
     turn.take(stack)
-    cache = kwargs.get("past_key_values")
+    cache = cache_of(kwargs)
     if not isinstance(cache, EvictingCache):
         return None
     layers, of_model = len(cache), layers_of(stack.config)
@@ -557,14 +561,14 @@ def begin(stack: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str,
 
 def end_call(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     """Give the model its own attention back, also after an error; the cache cannot go on if some layers had read by then."""
-    if not torch.compiler.is_compiling() or isinstance(kwargs.get("past_key_values"), EvictingCache):
+    if not torch.compiler.is_compiling() or isinstance(cache_of(kwargs), EvictingCache):
         end(stack, args, kwargs, output)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def end(stack: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     """Give the turn to the next thread, and let the cache know what it has read."""
-    turn, cache = TURNS.get(stack), kwargs.get("past_key_values")
+    turn, cache = TURNS.get(stack), cache_of(kwargs)
     if turn is None or turn.thread is not threading.current_thread():
         return
     was_replaced = turn.attention is not None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from trime.common.choices import CACHED_KEYS, EXTENSIONS
-from trime.common.pretrained import model_class
+from trime.common.pretrained import cache_name, model_class
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.layers.rotary import Rotary, RotaryScore, interpolate_positions, ntk_aware, yarn
@@ -94,7 +94,7 @@ class RopeDecoder:
 
     def read(self, tokens: Int[Tensor, "b l"], position: Int[Tensor, "b l"], cache: Any) -> Float[Tensor, "b l e"]:
         """Return the stack's output of tokens at these positions (-1: padding), which the model reads with an EvictingCache."""
-        output: Tensor = self.stack(input_ids=tokens, past_key_values=cache, memory_position=position).last_hidden_state
+        output: Tensor = self.stack(input_ids=tokens, memory_position=position, **{cache_name(): cache}).last_hidden_state
         return output
 
     def embed(self, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l e"]:

@@ -14,17 +14,18 @@ from typing import Any
 
 import torch
 
+from trime.common.pretrained import CACHES, cache_name, cache_of
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.text_memory.decoder import Decoder
-from trime.text_memory.drafts import Drafts
+from trime.text_memory.drafts import Drafted, Drafts
 from trime.text_memory.experts import NEIGHBOURS
 from trime.text_memory.processor import MemoryProcessor, Place
 
 log = logging.getLogger(__name__)
 
 # Inputs of a model that follow from the tokens; with others, only ``generate`` knows what comes next.
-KNOWN = {"attention_mask", "position_ids", "past_key_values", "cache", "use_cache", "logits_to_keep", "token_type_ids"}
+KNOWN = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "token_type_ids", *CACHES}
 
 
 @cache
@@ -38,6 +39,7 @@ class Drafting:
     def __init__(self, decoder: Decoder, drafts: Drafts, processor: MemoryProcessor | None, streamer: Any = None):
         self.decoder, self.drafts, self.processor, self.streamer = decoder, drafts, processor, streamer
         self.calls = self.tokens = 0  # of the model, and written; of all texts
+        self.sources: dict[str, tuple[int, int]] = {}  # tokens that each source drafted, and how many of them were right
 
     @torch.no_grad()
     def __call__(
@@ -55,7 +57,7 @@ class Drafting:
             method = model._beam_search if generation_config.num_beams > 1 else model._sample
             rest = {"stopping_criteria": stopping_criteria, "generation_config": generation_config, "streamer": self.streamer}
             return method(input_ids, logits_processor=processors, **rest, **inputs)
-        kept = inputs["past_key_values"]
+        kept = cache_of(inputs)
         # Padding on the left is for the processors alone: the model reads a single row without it.
         padding = 0 if inputs.get("attention_mask") is None else int((inputs["attention_mask"] == 0).sum())
         written, ends, first = input_ids, False, True
@@ -77,13 +79,21 @@ class Drafting:
                 ends = bool(stopping_criteria(written, scores).all())
                 if ends or (number < len(draft) and int(token) != draft[number].token):
                     break
-            self.tokens += written.shape[1] - length
-            self.drafts.pace.came_true(draft, written.shape[1] - length - 1)
+            self.note(draft, written[0, length:].tolist())
             roll_back(kept, kept.get_seq_length() + padding + 1 - written.shape[1], first)
             first = False
         if self.streamer is not None:
             self.streamer.end()
         return written
+
+    def note(self, draft: list[Drafted], written: list[int]) -> None:
+        """Note what came true of a draft."""
+        self.tokens += len(written)
+        right = [one.token == token for one, token in zip(draft, written, strict=False)]
+        self.drafts.pace.came_true(draft, right)
+        for number, one in enumerate(draft):
+            drafted, before = self.sources.get(one.source, (0, 0))
+            self.sources[one.source] = drafted + 1, before + (number < len(right) and right[number])
 
     def with_memory(self, processors: Any) -> Any:
         """Return processors among which is that of the memory: before those that change a distribution for sampling."""
@@ -98,7 +108,7 @@ class Drafting:
     ) -> tuple[list[Place | None], Float[Tensor, "1 n v"]]:
         """Read tokens behind those that are kept; return the last ``count`` places and their logits."""
         with self.decoder.with_logits_of(count):
-            logits = model(input_ids=tokens, past_key_values=kept, use_cache=True).logits[:, -count:]
+            logits = model(input_ids=tokens, use_cache=True, **{cache_name(): kept}).logits[:, -count:]
         if self.processor is None:
             return [None] * count, logits
         last, _ = self.decoder.take_last()
@@ -135,7 +145,7 @@ def hindrance(model: Any, input_ids: Int[Tensor, "b l"], settings: Any, inputs: 
         return "several rows"
     if settings.return_dict_in_generate:
         return "return_dict_in_generate"
-    if type(kept := inputs.get("past_key_values")) is not DynamicCache:
+    if type(kept := cache_of(inputs)) is not DynamicCache:
         return f"a cache that takes nothing back ({type(kept).__name__})"
     if "prepare_inputs_for_generation" in vars(model):
         return "a prompt that was learned"

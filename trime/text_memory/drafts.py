@@ -66,16 +66,16 @@ class Pace:
         kind = source, context.bit_length()
         return min(SURE, share * (PRIOR + self.right[kind]) / (PRIOR + self.hoped[kind]))
 
-    def came_true(self, tried: list[Drafted], right: int) -> None:
-        """Note that the first ``right`` of a draft's tokens were right, and that the next one, if it was tried, was not."""
+    def came_true(self, draft: list[Drafted], right: list[bool]) -> None:
+        """Note for each token of a draft that was tried whether it was right; what comes behind the first wrong one was not."""
         # What was wrong fades, so that a source is tried again later.
         for counts in (self.right, self.hoped):
             for kind in counts:
                 counts[kind] *= FORGOTTEN
-        for number, token in enumerate(tried[: right + 1]):
+        for token, is_right in zip(draft, right, strict=False):
             kind = token.source, token.context.bit_length()
             self.hoped[kind] += token.share
-            self.right[kind] += number < right
+            self.right[kind] += is_right
 
 
 class Drafts:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from trime.common.choices import CachedKeys, Dtype, Extension, TopKSearch
-from trime.common.pretrained import empty_cache, load_pretrained, model_class, positions_of
+from trime.common.pretrained import cache_name, empty_cache, load_pretrained, model_class, positions_of
 from trime.common.types import Bool, Encoding, Float, Int, LogMass, Tensor
 from trime.errors import UserError, install_command
 from trime.kv.attendre import Attendre
@@ -80,7 +80,7 @@ class PretrainedDecoder(nn.Module):
 
 
 def cache_arguments(cache: Any) -> dict[str, Any]:
-    return {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
+    return {"use_cache": False} if cache is None else {cache_name(): cache, "use_cache": True}
 
 
 def add_lora(model: Any, rank: int, alpha: int, dropout: float = 0.0) -> Any:

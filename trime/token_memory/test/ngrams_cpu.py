@@ -167,9 +167,9 @@ def rehash(keys, counts, new_keys, new_counts):  # type: ignore[no-untyped-def]
 
 @numba_jit()
 def longest_context(text, array, starts, history, least, most):  # type: ignore[no-untyped-def]
-    """Return the longest of a history's last ``least`` to ``most`` tokens that occurs in a text, and the suffixes that it begins.
+    """Return the length of the longest of a history's last ``least`` to ``most`` tokens that occurs in a text, or 0.
 
-    Its length is 0 where there is none. Occurrences at the end of a document, which nothing follows, count as none.
+    And the range of the suffixes that it begins. Occurrences at the end of a document, which nothing follows, do not count.
     """
     found, low, high, most = 0, 0, 0, min(most, len(history))
     while least <= most:  # a context occurs wherever a longer one does
