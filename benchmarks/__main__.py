@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from importlib import import_module
@@ -19,6 +20,7 @@ NAMES = (
     *("retained", "cache", "sizing", "pays", "decoder_memory", "completion", "newer_name", "ngrams", "counts", "recall"),
     *("reading", "storing", "duel", "own_words", "default_weights", "drafting"),
 )
+ENVIRONMENT = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "NUMBA_NUM_THREADS")  # variables that change times
 
 
 def main() -> int:
@@ -39,7 +41,8 @@ def main() -> int:
     else:
         torch.set_float32_matmul_precision("high")  # as in trainings in bfloat16, the default there
     measured = module.measure(options)
-    publish(name, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), measured, options.json)
+    settings = [f"{variable}={os.environ[variable]}" for variable in ENVIRONMENT if variable in os.environ]
+    publish(name, shlex.join([*settings, "python", "-m", "benchmarks", *sys.argv[1:]]), measured, options.json)
     if hasattr(module, "draw"):
         print(f"written: {module.draw(measured.rows, options.json.with_suffix('.png'))}")
     return 0

@@ -7,9 +7,12 @@ windows of the rest of it. The ways take turns at each prompt, greedily and samp
 from __future__ import annotations
 
 import argparse
+import shutil
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -19,11 +22,13 @@ import torch
 
 from benchmarks.decoder_memory import add_text_arguments, cut, texts_of
 from benchmarks.measure import Claim, Measured
+from trime.report.canvas import Panel, save_panels
 from trime.text_memory.drafting import Drafting
 from trime.text_memory.memory import WEIGHTS, TextMemory
 
 PLAIN, LOOKUP, DRAFTS, MEMORY, BOTH = "plain", "plain, prompt lookup", "plain, drafts", "memory", "memory, drafts"
 WAYS = (PLAIN, LOOKUP, DRAFTS, MEMORY, BOTH)
+COLOURS = dict(zip(WAYS, ("#5c6773", "#CC79A7", "#56B4E9", "#009E73", "#E69F00"), strict=True))
 SAMPLED = {"do_sample": True, "temperature": 0.8}
 LOOKED_UP = 8  # tokens that prompt lookup drafts
 # On code, in times of the speed of each: greedy against the plain model and the memory without drafts, and sampled.
@@ -172,3 +177,36 @@ class Calls:
 
     def __call__(self, module: Any, inputs: Any) -> None:
         self.number += 1
+
+
+def draw(rows: list[dict[str, Any]], file: Path) -> Path:
+    """Draw for each text and decoding the speed of each way over the tokens that it writes in a call."""
+    texts = list(dict.fromkeys((row["text"], row["decoding"]) for row in rows))
+    headline = "Tokens a second by tokens a call: what a draft costs is how far a way lies below the plain model's line"
+    with tempfile.TemporaryDirectory() as folder:
+        panels: list[Panel] = [
+            partial(draw_text, rows=rows, text=text, decoding=decoding, has_key=not number)
+            for number, (text, decoding) in enumerate(texts)
+        ]
+        shutil.copy(save_panels(panels, Path(folder) / file.name, headline, height=2.8), file)
+    return file
+
+
+def draw_text(axis: Any, rows: list[dict[str, Any]], text: str, decoding: str, has_key: bool) -> None:
+    """Draw the panel of a text and a decoding; on the line a call takes as long as one of the plain model without a draft."""
+    points = {
+        row["way"]: (1 / row["calls a token"], 1000 / row["ms a token"])
+        for row in rows
+        if row["text"] == text and row["decoding"] == decoding
+    }
+    farthest = 1.15 * max(calls for calls, _ in points.values())
+    axis.plot([0, farthest], [0, farthest * points[PLAIN][1]], color="#5c6773", lw=0.8)
+    for way, (calls, speed) in points.items():
+        axis.plot([calls], [speed], "o", color=COLOURS[way], ms=7, label=way)
+    if has_key:
+        axis.legend(loc="upper left", fontsize=8, frameon=False)
+    axis.set_xlim(0, farthest)
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("tokens a call")
+    axis.set_ylabel("tokens a second")
+    axis.set_title(f"{text}, {decoding}")

@@ -87,6 +87,13 @@ def cache_name() -> str:
     return next(name for name in CACHES if name in known)
 
 
+def takes_back(kept: Any) -> bool:
+    """Return whether a cache can forget the last tokens that it has read."""
+    from transformers import DynamicCache
+
+    return type(kept) is DynamicCache  # those that derive from it quantise or move what they keep
+
+
 def cache_of(inputs: dict[str, Any]) -> Any:
     """Return the cache among a model's inputs, whichever name it has in this version; None where there is none."""
     return next((inputs[name] for name in CACHES if inputs.get(name) is not None), None)

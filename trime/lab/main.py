@@ -1,8 +1,9 @@
-"""The entry of cli.py and of the command ``trime``: help at once, without Hydra; the command line does all else."""
+"""The entry of cli.py and of the command ``trime``: help at once, without Hydra; memories of texts; all else by Hydra."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 from trime.config.help import help_text
 from trime.errors import UserError
@@ -11,6 +12,8 @@ from trime.errors import UserError
 def main() -> int:
     """Run the command; return the exit status, 1 if it failed. Without words it prints the help."""
     words = sys.argv[1:]
+    if words[:1] == ["memory"]:  # by name, for that room imports from others above this one
+        return int(import_module("trime.text_memory.command").main(words[1:]))
     if words and not {"--help", "-h"} & {*words}:
         from trime.lab import command_line
 

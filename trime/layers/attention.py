@@ -17,7 +17,10 @@ MATH_MAX_KEYS = 256  # keys up to which whole attention matrices are faster with
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention to a row's own and earlier positions (Vaswani et al. 2017); ``padding`` is hidden."""
+    """Multi-head attention to a row's own and earlier positions (Vaswani et al. 2017); ``padding`` is hidden.
+
+    ``kept``: keys and values [b h m e] of the positions before these, or an empty list: those of these positions join them.
+    """
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0):
         super().__init__()
@@ -30,10 +33,17 @@ class CausalAttention(nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def forward(self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l d"]:
+    def forward(
+        self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None = None, kept: list[Tensor] | None = None
+    ) -> Float[Tensor, "b l d"]:
         query, key, value = split_heads(self.qkv_proj(x), 3, self.heads)
         dropout = self.dropout if self.training else 0.0
         mask = None
+        if kept:
+            key, value = (torch.cat(pair, 2) for pair in zip(kept, (key, value), strict=True))
+            mask = torch.ones(x.shape[1], key.shape[2], dtype=torch.bool, device=x.device).tril(key.shape[2] - x.shape[1])
+        if kept is not None:
+            kept[:] = key, value
         if padding is not None:  # it follows a row's tokens, which do not see it anyway: hidden from itself too
             length = padding.shape[1]
             # The first position stays visible, so that no row of the softmax is empty.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trime.common.pretrained import CACHES, cache_name, cache_of
+from trime.common.pretrained import CACHES, cache_name, cache_of, takes_back
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.text_memory.decoder import Decoder
@@ -135,8 +135,6 @@ class Drafting:
 
 def hindrance(model: Any, input_ids: Int[Tensor, "b l"], settings: Any, inputs: dict[str, Any]) -> str | None:
     """Return why nothing can be drafted for a call of ``generate``; None where drafts are possible."""
-    from transformers import DynamicCache
-
     if settings.prompt_lookup_num_tokens:
         raise UserError("the memory drafts by itself: leave out prompt_lookup_num_tokens")
     if settings.num_beams > 1:
@@ -145,7 +143,7 @@ def hindrance(model: Any, input_ids: Int[Tensor, "b l"], settings: Any, inputs: 
         return "several rows"
     if settings.return_dict_in_generate:
         return "return_dict_in_generate"
-    if type(kept := cache_of(inputs)) is not DynamicCache:
+    if not takes_back(kept := cache_of(inputs)):
         return f"a cache that takes nothing back ({type(kept).__name__})"
     if "prepare_inputs_for_generation" in vars(model):
         return "a prompt that was learned"

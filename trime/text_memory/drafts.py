@@ -26,7 +26,7 @@ PRIOR = 2.0  # tokens that count as right before any was tried
 FORGOTTEN = 0.998  # of what was counted, a call
 SURE = 0.98  # the largest chance
 GUESS = 0.03  # cost of a drafted token in calls, before one was measured
-RECENT = 9  # calls of a kind whose times are kept
+RECENT, FEW = 9, 3  # calls of a kind whose times are kept; fewer are not trusted
 
 
 class Drafted(NamedTuple):
@@ -55,10 +55,14 @@ class Pace:
         """Return the time of a call with some drafted tokens, in calls without any."""
         if not self.calls[0]:
             return 1 + GUESS * drafted
-        plain = median(seconds for _, seconds in self.calls[0])
-        # The quickest of each kind: a call that another process held up would else keep drafts from being tried again.
-        calls = [min(self.calls[kind], key=lambda call: call[1]) for kind in sorted(self.calls) if kind]
-        lengths, costs = [0, *(length for length, _ in calls)], [1.0, *(max(1.0, seconds / plain) for _, seconds in calls)]
+        plain, lengths, costs = median(seconds for _, seconds in self.calls[0]), [0.0], [1.0]
+        for kind in sorted(kind for kind in self.calls if kind):
+            calls = self.calls[kind]
+            length = median(length for length, _ in calls)
+            # A single call that another process held up would keep such drafts from ever being tried again.
+            guesses = [1 + GUESS * length] * (FEW - len(calls))
+            lengths.append(length)
+            costs.append(max(1.0, median([*guesses, *(seconds / plain for _, seconds in calls)])))
         return float(np.interp(drafted, lengths, costs)) + GUESS * max(0, drafted - lengths[-1])
 
     def chance(self, source: str, context: int, share: float) -> float:

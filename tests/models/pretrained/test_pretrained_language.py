@@ -21,6 +21,9 @@ from trime.errors import UserError
 from trime.kv.eviction.fifo import FIFO
 from trime.kv.rope import KINDS
 from trime.lab.runner import run
+from trime.layers.embeddings import AdaptiveInput
+from trime.layers.heads import AdaptiveSoftmax
+from trime.models.backbones.transformer import Transformer
 from trime.models.network import Network, build_network, load_network, save_network
 from trime.models.pretrained.language import PretrainedBackbone, PretrainedDecoder, PretrainedHead
 from trime.models.pretrained.tokenizer import PieceTokenizer, encode_text
@@ -69,9 +72,12 @@ def test_any_causal_model_is_one(kind: str, tmp_path: Path) -> None:
             PretrainedBackbone(decoder, {"size": 8, "policy": FIFO()})
 
 
-def test_a_text_that_grows_is_read_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["pretrained", "of the lab"])
+def test_a_text_that_grows_is_read_once(kind: str, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model reads each token of a window once, and its probabilities are those of a text that is scored as a whole."""
-    network, tokens = network_of(llama), torch.randint(3, 20, (23,)).tolist()
+    embedding = AdaptiveInput(20, 16, [8])
+    own = Network(Transformer(embedding, layers=2, heads=2, inner=16, positions=16), AdaptiveSoftmax(embedding)).eval()
+    network, tokens = network_of(llama) if kind == "pretrained" else own, torch.randint(3, 20, (23,)).tolist()
     row, lengths = MixtureSpec(joint=("local",), interpolations=()), WindowLengths(8, 6)
     text = Continuation(network, row, {"local": LocalMemory()}, lengths, start=1, vocabulary=20)
     read = []

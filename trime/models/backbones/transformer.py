@@ -25,10 +25,10 @@ class TransformerLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None
+        self, x: Float[Tensor, "b l d"], padding: Bool[Tensor, "b l"] | None, kept: list[Tensor] | None = None
     ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"]]:
-        """Return the layer's output, and the input of its feed-forward block."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), padding))
+        """Return the layer's output, and the input of its feed-forward block; ``kept``: as ``CausalAttention`` has it."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), padding, kept))
         g = self.ffn_norm(x)
         return x + self.dropout(self.ffn(g)), g
 
@@ -42,6 +42,7 @@ class Transformer(nn.Module):
     """
 
     is_stateful = False
+    has_cache = True
 
     def __init__(
         self,
@@ -68,19 +69,27 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(TransformerLayer(width, heads, inner, dropout, inner_dropout) for _ in range(layers))
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
 
+    def new_cache(self) -> list[list[Tensor]]:
+        """Return for each layer the keys and values of no positions yet."""
+        return [[] for _ in self.layers]
+
     def forward(
-        self, tokens: Int[Tensor, "b l"], state: None = None, fresh: Bool[Tensor, " b"] | None = None
-    ) -> tuple[Encoding, None]:
-        """Encode each row by itself; the returned state is None. ValueError where a row is longer than ``positions``."""
-        length = tokens.shape[1]
+        self, tokens: Int[Tensor, "b l"], state: list[list[Tensor]] | None = None, fresh: Bool[Tensor, " b"] | None = None
+    ) -> tuple[Encoding, list[list[Tensor]] | None]:
+        """Encode each row by itself, or after the positions of ``state``, a ``new_cache`` that is updated in place.
+
+        ValueError where a row is longer than ``positions``.
+        """
+        first = state[0][0].shape[2] if state and state[0] else 0
+        length = first + tokens.shape[1]
         if length > self.positions:
             raise ValueError(f"a row of {length} tokens exceeds model.backbone.positions={self.positions}")
-        position, padding = self.position[:length], None
+        position, padding = self.position[first:length], None
         if self.pad is not None and (tokens == self.pad).any():
             padding = tokens == self.pad
             position = position.masked_fill(padding[:, :, None], 0)
         x = g = self.dropout(math.sqrt(self.width) * self.embedding(tokens) + position)
-        for layer in self.layers:
-            x, g = layer(x, padding)
+        for number, layer in enumerate(self.layers):
+            x, g = layer(x, padding, state[number] if state else None)
         f = self.final_norm(x)
-        return Encoding(f, f if self.key == "f" else g), None
+        return Encoding(f, f if self.key == "f" else g), state
