@@ -143,14 +143,19 @@ def hindrance(model: Any, input_ids: Int[Tensor, "b l"], settings: Any, inputs: 
         return "several rows"
     if settings.return_dict_in_generate:
         return "return_dict_in_generate"
-    if not takes_back(kept := cache_of(inputs)):
+    if (kept := cache_of(inputs)) is None:
+        return "use_cache=False"
+    if not takes_back(kept):
         return f"a cache that takes nothing back ({type(kept).__name__})"
+    if kept.get_seq_length() >= input_ids.shape[1]:
+        return "a cache whose tokens are not among those given"
     if "prepare_inputs_for_generation" in vars(model):
         return "a prompt that was learned"
     if others := sorted(name for name, value in inputs.items() if value is not None and name not in KNOWN):
         return f"inputs of the model that only generate knows ({', '.join(others)})"
     mask = inputs.get("attention_mask")
-    return "a mask with gaps" if mask is not None and bool((mask.diff() < 0).any()) else None
+    has_gaps = mask is not None and (kept.get_seq_length() or bool((mask.long().diff() < 0).any()))
+    return "a mask with gaps" if has_gaps and not bool(mask.all()) else None
 
 
 def roll_back(kept: Any, count: int, first: bool) -> None:

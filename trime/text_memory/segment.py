@@ -66,6 +66,9 @@ class Segment:
             for name, checksum in content["files"].items():
                 if checksum_of_file(folder / name) != checksum:
                     raise ValueError(f"{name} is not as it was written")
+            # A map stays readable when another process has merged this segment into another and removed it.
+            texts = folder / TEXTS
+            self.raw = np.memmap(texts, np.uint8, "r") if texts.exists() else None
             key = folder / "key.npy"
             self.key: np.ndarray | None = np.load(key, mmap_mode="r") if key.exists() else None
             if len(text) != content["text"] or len(suffixes) != len(text) or len(self.line) != len(self):
@@ -106,8 +109,7 @@ class Segment:
 
     def texts(self) -> list[bytes] | None:
         """Return the documents in UTF-8; None where an earlier version of this package has not kept them."""
-        file = self.folder / TEXTS
-        return file.read_bytes().split(BETWEEN) if file.exists() else None
+        return None if self.raw is None else self.raw.tobytes().split(BETWEEN)
 
     def place_of_line(self, number: int, line: int) -> int:
         """Return the place of the first token that begins on a line of a document, or before it."""
