@@ -154,8 +154,9 @@ def hindrance(model: Any, input_ids: Int[Tensor, "b l"], settings: Any, inputs: 
     if others := sorted(name for name, value in inputs.items() if value is not None and name not in KNOWN):
         return f"inputs of the model that only generate knows ({', '.join(others)})"
     mask = inputs.get("attention_mask")
-    has_gaps = mask is not None and (kept.get_seq_length() or bool((mask.long().diff() < 0).any()))
-    return "a mask with gaps" if has_gaps and not bool(mask.all()) else None
+    if mask is None or bool(mask.all()):
+        return None
+    return "a mask with gaps" if kept.get_seq_length() or bool((mask.long().diff() < 0).any()) else None
 
 
 def roll_back(kept: Any, count: int, first: bool) -> None:
