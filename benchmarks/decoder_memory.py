@@ -32,13 +32,12 @@ from trime.data.texts import read_texts
 from trime.errors import UserError
 from trime.report.bootstrap import paired_bootstrap
 from trime.report.canvas import Panel, save_panels
-from trime.scoring.mixtures.adaptive import Adaptive
-from trime.scoring.mixtures.experts import concat_masses, folds
+from trime.scoring.mixtures.experts import concat_masses
 from trime.text_memory.decoder import Decoder, WindowOutput
-from trime.text_memory.experts import TEMPERATURES, Experts
+from trime.text_memory.experts import Experts
 from trime.text_memory.held_out import HeldOut, from_files
-from trime.text_memory.memory import FOLDS, NOISE, WEIGHTS, TextMemory
-from trime.text_memory.processor import mixed
+from trime.text_memory.memory import WEIGHTS, TextMemory
+from trime.text_memory.processor import fit_weights, mixed
 from trime.text_memory.segment import Content, Document
 from trime.text_memory.worth import Scored, resampled_parts
 
@@ -268,9 +267,8 @@ def draw_text(axis: Any, rows: list[dict[str, Any]], text: str) -> None:
 
 def mixed_of(held_out: Scored, test: Scored, experts: Experts, chosen: tuple[str, ...]) -> Float[Tensor, " n"]:
     """Return the log-probabilities of the test tokens under a mixture of the model and the chosen memories."""
-    mixture = Adaptive(TEMPERATURES, history=[], least_deviation=NOISE)
     masses, counts = experts.chosen(held_out.masses, chosen)
-    mixture.fit(masses, folds(masses.document, FOLDS, 0), counts, 0, held_out.features)
+    mixture, _ = fit_weights(Scored(masses, held_out.features), counts, 0)
     return mixed(mixture, Scored(experts.chosen(test.masses, chosen)[0], test.features))
 
 

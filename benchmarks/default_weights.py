@@ -16,12 +16,10 @@ import torch
 from benchmarks.decoder_memory import cut, texts_of, together
 from benchmarks.measure import Measured
 from trime.common.io import write_tensors
-from trime.scoring.mixtures.adaptive import Adaptive
-from trime.scoring.mixtures.experts import folds
 from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, Experts
 from trime.text_memory.held_out import from_stored
-from trime.text_memory.memory import DEFAULT, DEFAULT_NGRAMS, FOLDS, NOISE, TextMemory
-from trime.text_memory.processor import mixed
+from trime.text_memory.memory import DEFAULT, DEFAULT_NGRAMS, TextMemory
+from trime.text_memory.processor import fit_weights, mixed
 from trime.text_memory.worth import Scored
 
 PARTS = ("held_out", "test")
@@ -48,9 +46,9 @@ def measure(options: argparse.Namespace) -> Measured:
         others = [each[part] for key, each in read.items() if key[0] != model and key[1] != text for part in PARTS]
         losses = {
             "alone": -parts["test"].masses.log_probability[:, 0],
-            "weights of others": -mixed(fitted(renumbered(others), experts.counts), parts["test"]),
-            "fit()": -mixed(fitted(parts["stored"], experts.counts), parts["test"]),
-            "fit(held out)": -mixed(fitted(parts["held_out"], experts.counts), parts["test"]),
+            "weights of others": -mixed(fit_weights(renumbered(others), experts.counts, 0)[0], parts["test"]),
+            "fit()": -mixed(fit_weights(parts["stored"], experts.counts, 0)[0], parts["test"]),
+            "fit(held out)": -mixed(fit_weights(parts["held_out"], experts.counts, 0)[0], parts["test"]),
         }
         perplexity = {name: round(math.exp(loss.double().mean()), 3) for name, loss in losses.items()}
         rows.append({"model": model, "text": text, "tokens": len(losses["alone"]), **perplexity})
@@ -83,13 +81,6 @@ def renumbered(several: list[Scored]) -> Scored:
     return together(result)
 
 
-def fitted(scored: Scored, counts: list[bool]) -> Adaptive:
-    """Return weights as ``TextMemory.fit`` finds them."""
-    mixture = Adaptive(TEMPERATURES, history=[], least_deviation=NOISE)
-    mixture.fit(scored.masses, folds(scored.masses.document, FOLDS, 0), counts, 0, scored.features)
-    return mixture
-
-
 def write_weights(scored: Scored, experts: Experts) -> None:
     """Write the weights that the package keeps: for all memories, and for n-grams without neighbours."""
     of_ngrams, counts = experts.chosen(scored.masses, {TEXT, DOCUMENT})
@@ -99,5 +90,5 @@ def write_weights(scored: Scored, experts: Experts) -> None:
     }
     for file, (masses, of_counts, memories) in kinds.items():
         note: dict[str, Any] = {"memories": memories, "temperatures": TEMPERATURES}
-        state: dict[str, torch.Tensor] = fitted(masses, of_counts).state()
+        state: dict[str, torch.Tensor] = fit_weights(masses, of_counts, 0)[0].state()
         write_tensors(file, state, note)

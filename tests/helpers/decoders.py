@@ -20,6 +20,23 @@ CLASSES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 NOUNS = ["lock", "queue", "thread", "socket", "timer", "server", "client", "buffer"]
 
 
+PROMPT = "    def lock_queue(self, lock_queue"  # its last word has several tokens
+
+
+class Streamer:
+    """Keeps what it is handed."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.is_ended = False
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.tokens += tokens.flatten().tolist()
+
+    def end(self) -> None:
+        self.is_ended = True
+
+
 def text_of(seed: int, lines: int = 60) -> str:
     """Return lines like those of a program, in which names come back."""
     chosen = random.Random(seed)

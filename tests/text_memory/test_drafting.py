@@ -9,27 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.decoders import FAMILIES, model_of, take_weights
+from tests.helpers.decoders import FAMILIES, PROMPT, Streamer, model_of, take_weights
 from trime.errors import UserError
 from trime.text_memory.drafting import Drafting, say_without
 from trime.text_memory.drafts import EXPECTED, Drafted, Pace
 from trime.text_memory.memory import TextMemory
 
-PROMPT = "    def lock_queue(self, lock_queue"
 WINDOWED = [("Mistral", {"sliding_window": 8}), ("Gemma3Text", {"sliding_window": 8}), ("Gemma2", {"sliding_window": 8})]
-
-
-class Streamer:
-    """Keeps what it is handed."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-
-    def put(self, tokens: torch.Tensor) -> None:
-        self.tokens += tokens.flatten().tolist()
-
-    def end(self) -> None:
-        self.tokens.append(-1)
 
 
 def written(model: Any, prompt: torch.Tensor, **settings: Any) -> list[int]:
@@ -97,7 +83,9 @@ def test_generate_drafts_by_itself(settings: dict[str, Any], fitted: TextMemory)
     for given in ({"custom_generate": None}, {}):
         torch.manual_seed(1)
         streamer = Streamer()
-        results.append((fitted.generate(PROMPT, 30, streamer=streamer, **settings, **given), streamer.tokens))
+        results.append(
+            (fitted.generate(PROMPT, 30, streamer=streamer, **settings, **given), streamer.tokens, streamer.is_ended)
+        )
     assert results[0] == results[1]
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.decoders import model_of, take_weights, tokenizer_of
+from tests.helpers.decoders import PROMPT, Streamer, model_of, take_weights, tokenizer_of
 from trime.errors import UserError
 from trime.text_memory.memory import TextMemory
 
-PROMPT = "    def lock_queue(self, lock_queue"  # its last word has several tokens
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -42,20 +41,6 @@ class Counting:
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         return scores
-
-
-class Streamer:
-    """Keeps what it is handed."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.is_ended = False
-
-    def put(self, tokens: torch.Tensor) -> None:
-        self.tokens += tokens.flatten().tolist()
-
-    def end(self) -> None:
-        self.is_ended = True
 
 
 def test_a_chat_is_what_its_template_writes(chatting: TextMemory) -> None:

@@ -23,7 +23,7 @@ from trime.common.types import Float, Int, Tensor
 from trime.data.texts import path_list, read_files
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
-from trime.scoring.mixtures.experts import concat_masses, folds
+from trime.scoring.mixtures.experts import concat_masses
 from trime.text_memory.decoder import PROBE, Decoder, as_stored
 from trime.text_memory.drafting import Drafting
 from trime.text_memory.drafts import Drafts, Pace
@@ -38,6 +38,7 @@ from trime.text_memory.processor import (
     StopAfterPrompt,
     StreamAfterPrompt,
     confidence,
+    fit_weights,
     mixed,
     parts_of,
     predict,
@@ -52,9 +53,7 @@ log = logging.getLogger(__name__)
 WEIGHTS, SCALE = "weights.safetensors", "scale.safetensors"
 # Weights before any fit, by ``python -m benchmarks default_weights``.
 DEFAULT, DEFAULT_NGRAMS = (Path(__file__).with_name(f"weights-{name}.safetensors") for name in ("all", "ngrams"))
-FOLDS = 8
 MEND = "delete it, and fit the memory again"
-NOISE = 0.02  # nats: a feature that varies less, as of an untrained model, holds rounding errors
 SHOWN = 8  # tokens on each side of a source
 FOLLOWING, AROUND = 24, 48  # bytes of text behind a place, and on both sides of it, that are read
 # Settings of the model's generate that this memory's decides itself, or that it cannot follow.
@@ -204,17 +203,14 @@ class TextMemory:
             texts = from_files(paths, field, self.store, self.decoder, experts)
         scored = self._read_all(texts)
         masses, features = concat_masses([each.masses for each in scored]), torch.cat([each.features for each in scored])
-        fold = folds(masses.document, FOLDS, seed)
-        mixture = Adaptive(TEMPERATURES, history=[], least_deviation=NOISE)
-        loss = {"all": -mixture.fit(masses, fold, experts.counts, seed, features)}
+        mixture, log_probability = fit_weights(Scored(masses, features), experts.counts, seed)
+        loss = {"all": -log_probability}
         note = {"memories": [*self.memories], "temperatures": TEMPERATURES}
         write_tensors(self.folder / WEIGHTS, mixture.state(), note)
         for name in experts.sizes:
             without, counts = experts.chosen(masses, {*experts.sizes} - {name})
             if len(counts) > 1:
-                loss[name] = -Adaptive(TEMPERATURES, history=[], least_deviation=NOISE).fit(
-                    without, fold, counts, seed, features
-                )
+                loss[name] = -fit_weights(Scored(without, features), counts, seed)[1]
         predicted = sum(each.bytes for each in scored)
         return MemoryEvaluation.of(len(texts), predicted, masses, loss, near_copies(texts, scored))
 

@@ -11,14 +11,16 @@ import torch
 from trime.common.types import Bool, Float, Int, Tensor
 from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
-from trime.scoring.mixtures.experts import log_mixture
+from trime.scoring.mixtures.experts import folds, log_mixture
 from trime.text_memory.decoder import ANCHOR, Decoder
-from trime.text_memory.experts import Candidates, Experts, Neighbours
+from trime.text_memory.experts import TEMPERATURES, Candidates, Experts, Neighbours
 from trime.text_memory.prompts import Prompt
 from trime.text_memory.segment import Source
 from trime.text_memory.worth import Scored
 
 MODEL = "model"  # the name of the model's part of a probability
+FOLDS = 8
+NOISE = 0.02  # nats: a feature that varies less, as of an untrained model, holds rounding errors
 
 
 class Prediction(NamedTuple):
@@ -54,6 +56,13 @@ def confidence(log_probability: Float[Tensor, "n v"]) -> Float[Tensor, "n 2"]:
     """Return a model's confidence in its next token: the largest log-probability, and the entropy in nats."""
     entropy = -(log_probability.exp() * log_probability.clamp(min=-100)).sum(1)
     return torch.stack([log_probability.amax(1), entropy], 1)
+
+
+def fit_weights(scored: Scored, counts: list[bool], seed: int) -> tuple[Adaptive, Float[Tensor, " n"]]:
+    """Return a mixture that is fitted to texts, and the log-probability of each token under a fit without its fold."""
+    mixture = Adaptive(TEMPERATURES, history=[], least_deviation=NOISE)
+    fold = folds(scored.masses.document, FOLDS, seed)
+    return mixture, mixture.fit(scored.masses, fold, counts, seed, scored.features)
 
 
 def mixed(mixture: Adaptive, scored: Scored) -> Float[Tensor, " n"]:
