@@ -39,11 +39,11 @@ $(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python -c requirements.t
 touch $@
 endef
 
-$(VENV)/.run-%: EXTRAS = $*
+$(VENV)/.run-%: EXTRAS = $*,lab
 $(VENV)/.run-%: pyproject.toml requirements.txt $(INSTALLED) | $(VENV)/bin/uv
 	$(into_venv)
 
-$(VENV)/.dev-%: EXTRAS = $*,dev
+$(VENV)/.dev-%: EXTRAS = $*,lab,dev
 $(VENV)/.dev-%: pyproject.toml requirements.txt $(INSTALLED) | $(VENV)/bin/uv
 	$(into_venv)
 	@echo "installed: make test, or $(RUN) --help"

@@ -46,7 +46,7 @@ def test_names_need_no_hydra_lightning_wandb_or_matplotlib() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    pytest.importorskip("transformers", reason="the extra pretrained")  # which looks for some of them, but imports none
+    pytest.importorskip("transformers", reason="the extra decoder")  # which looks for some of them, but imports none
     code = f"import sys, trime\ntrime.EvictingCache\nassert not {{*{NOT_NEEDED}}} - {{'transformers'}} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
@@ -237,7 +237,7 @@ def test_eq_5_in_ones_own_loop() -> None:
 
 @pytest.mark.slow
 def test_long_reading_with_an_evicting_memory(tmp_path: Path, text_folder: Path) -> None:
-    pytest.importorskip("transformers", reason="the extra pretrained")
+    pytest.importorskip("transformers", reason="the extra decoder")
     shown = example("long_reading", str(save_model("Llama", tmp_path / "model")), str(text_folder / "train" / "0.txt"), "16")
     lines = shown.splitlines()
     assert [line.split(":")[0] for line in lines[::2]] == ["fifo", "sink", "lra_sum"]
@@ -249,7 +249,7 @@ def test_long_reading_with_an_evicting_memory(tmp_path: Path, text_folder: Path)
 
 @pytest.mark.slow
 def test_knn_lm_over_a_decoder_of_transformers(tmp_path: Path, text_folder: Path) -> None:
-    pytest.importorskip("transformers", reason="the extra pretrained")
+    pytest.importorskip("transformers", reason="the extra decoder")
     files = [str(text_folder / split / "0.txt") for split in ("train", "valid", "test")]
     lines = example("knn_lm", str(save_model("Llama", tmp_path / "model")), *files).splitlines()
     with_memories, alone = (float(line.split()[-1]) for line in lines[-2:])

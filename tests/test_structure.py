@@ -31,12 +31,13 @@ BELOW = {
     "scoring.mixtures": "errors common",
     "training": "errors common kv layers models scoring token_memory",
     "decoding": "errors common data kv layers models scoring token_memory training",
-    "text_memory": "errors common data kv models report scoring token_memory",
+    "serving": "errors common report",
+    "text_memory": "errors common data kv models report scoring serving token_memory",
     "lab": "errors common config report token_memory.search training",
-    "stages": "errors common config data decoding kv lab layers models report scoring token_memory training",
+    "stages": "errors common config data decoding kv lab layers models report scoring serving token_memory training",
     "translation": "errors common config data decoding lab layers models report scoring stages token_memory training",
-    "bundle": "errors common config data decoding stages text_memory",
-    "harness": "errors common bundle kv models",
+    "bundle": "errors common config data decoding serving stages text_memory",
+    "harness": "errors common bundle kv models text_memory",
 }
 FLOORS = 11  # from errors up to harness, which reads bundles
 ONLY_IN = {

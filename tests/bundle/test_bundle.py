@@ -66,7 +66,7 @@ def test_a_bundle_needs_nothing_else(exported: tuple[Graph, Path], tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_pretrained_model_goes_along(tiny: Tiny, tmp_path: Path, text_folder: Path) -> None:
-    pytest.importorskip("transformers", reason="the extra pretrained")
+    pytest.importorskip("transformers", reason="the extra decoder")
     name = save_model("Llama", tmp_path / "model")
     text = "dataset=folder_words", f"dataset.path={text_folder}"
     settings = ["experiment=cache", "model=pretrained", f"model.name={name}", *text]
@@ -175,7 +175,7 @@ def test_every_damaged_file_is_told(exported: tuple[Graph, Path], tmp_path: Path
 
 def test_a_bundle_is_uploaded(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By huggingface_hub, here with a folder in place of the Hub; an error there leaves the folder whole."""
-    hub = pytest.importorskip("huggingface_hub", reason="the extra pretrained")
+    hub = pytest.importorskip("huggingface_hub", reason="the extra decoder")
     calls: list[tuple[str, Any]] = []
 
     class Local:
@@ -218,8 +218,7 @@ def test_a_run_is_found_from_anywhere(text_folder: Path, tiny: Tiny, tmp_path: P
 def test_the_harness_settings_are_followed_or_refused() -> None:
     """As lm_eval's own models follow them."""
     pytest.importorskip("lm_eval", reason="the extra harness")
-    from trime.harness import generation_settings
-    from trime.harness.bundle import TrimeLM
+    from trime.harness.bundle import TrimeLM, generation_settings
 
     for name in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"):
         settings = {"max_new_tokens": 3, "until": ["."], "temperature": 0, "top_p": 1, "seed": 0}

@@ -17,8 +17,11 @@ from lm_eval.models.huggingface import HFLM
 
 from tests.conftest import ROOT
 from tests.helpers.decoders import save_decoder, text_of
+from tests.helpers.endpoint import serving
 from trime.errors import UserError
 from trime.harness.decoder import TrimeHF
+from trime.text_memory.memory import TextMemory
+from trime.text_memory.served import ServedMemory
 
 ALL = [
     {"policy": "FIFO", "memory": 4000},
@@ -124,3 +127,30 @@ def test_the_command_line_tells_errors_in_a_line(decoder: Path) -> None:
     command = [sys.executable, "-m", "trime.harness", "run", *model, "--tasks", "wikitext", "--device", "cpu"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: policy=LSTM: choose")
+
+
+def test_a_text_memory_in_the_harness_and_over_its_endpoint(decoder: Path, tmp_path: Path) -> None:
+    """The harness's client of endpoints gets the same likelihoods as the model in the same process."""
+    pytest.importorskip("tenacity", reason="lm_eval[api]")
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.py").write_text(text_of(4, 30))
+    settings = {"pretrained": str(decoder), "device": "cpu", "batch_size": 1}
+    with pytest.raises(UserError, match="trime memory add"):
+        TrimeHF(memory_folder=str(tmp_path / "memory"), **settings)
+    plain = HFLM(**settings)
+    TextMemory(plain.model, plain.tokenizer, tmp_path / "memory").add(tmp_path / "texts")
+    model = TrimeHF(memory_folder=str(tmp_path / "memory"), **settings)
+    pairs = [(text_of(4, 3), text_of(5, 1)), (text_of(6, 4), text_of(4, 2))]
+    expected = model.loglikelihood(requests("loglikelihood", *pairs))
+    alone = plain.loglikelihood(requests("loglikelihood", *pairs))
+    assert sum(value for value, _ in expected) > sum(value for value, _ in alone)
+    with serving(ServedMemory(model.texts)) as address:
+        client = LocalCompletionsAPI(
+            base_url=f"{address}/v1/completions", model="decoder", tokenizer=str(decoder), tokenizer_backend="huggingface"
+        )
+        found = client.loglikelihood(requests("loglikelihood", *pairs))
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], rel=1e-4)
+    assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in expected]
+    assert written(model) == [model.texts.generate(model.tok_encode(text_of(n, 4 + n)), 8).split("\n")[0] for n in (0, 1)]

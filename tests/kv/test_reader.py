@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="the extra pretrained")
+pytest.importorskip("transformers", reason="the extra decoder")
 
 import trime
 from tests.helpers.pretrained import save_model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="the extra pretrained")
+pytest.importorskip("transformers", reason="the extra decoder")
 
 import trime
 from tests.conftest import ROOT

@@ -11,8 +11,11 @@ import math
 import os
 import re
 import shutil
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from threading import Barrier
 from typing import Any
 
@@ -62,7 +65,7 @@ def test_adapted_and_half_precision_models(kind: str, fitted: TextMemory, tokeni
     """They generate the evaluated distribution too, up to the rounding of their contexts."""
     model = model_of("Llama", len(tokenizer))
     if kind == "peft":
-        peft = pytest.importorskip("peft", reason="the extra pretrained")
+        peft = pytest.importorskip("peft", reason="the extra lora")
         model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).eval()
     else:
         model = model.to(getattr(torch, kind))
@@ -468,7 +471,7 @@ def test_a_model_called_twice_for_a_token_is_refused(fitted: TextMemory, model: 
 
 def test_rotations_and_adapters_make_another_model(tokenizer: Any) -> None:
     """As their weights alone do not tell."""
-    peft = pytest.importorskip("peft", reason="the extra pretrained")
+    peft = pytest.importorskip("peft", reason="the extra lora")
 
     def model_with(theta: float) -> Any:
         return model_of("Llama", len(tokenizer), rope_parameters={"rope_type": "default", "rope_theta": theta})
@@ -629,3 +632,33 @@ def test_a_link_beside_its_file_is_not_another_document(
         Path(os.fsdecode(os.fsencode(texts) + b"/" + name)).write_text("text")
     with pytest.raises(UserError, match="is the name of two files"):
         memory.add(texts)
+
+
+def test_files_are_stored_as_they_are_saved(model: Any, tokenizer: Any, texts: Path, tmp_path: Path) -> None:
+    """Within two seconds; deleted ones go, and the memory's own folder and hidden files stay out."""
+    pytest.importorskip("watchfiles")
+    folder = tmp_path / "watched"
+    shutil.copytree(texts / "stored", folder)
+    memory, until, seen = TextMemory(model, tokenizer, folder / "memory", knn=False), threading.Event(), Queue[int]()
+
+    def follow() -> None:
+        for count in memory.watch(folder, until=until):
+            seen.put(count)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    assert seen.get(timeout=60) == len(memory.names)
+    before = {*memory.names}
+    for change, expected in [
+        (lambda: (folder / "new.py").write_text(text_of(41, 9)), before | {str(folder / "new.py")}),
+        (lambda: (folder / "new.py").rename(folder / "moved.py"), before | {str(folder / "moved.py")}),
+        (lambda: (folder / ".hidden.py").write_text("hidden " * 9) and (folder / "moved.py").unlink(), before),
+    ]:
+        began = time.monotonic()
+        change()
+        while {*TextMemory(model, tokenizer, folder / "memory", knn=False).names} != expected:
+            assert time.monotonic() - began < 20
+            time.sleep(0.05)
+    until.set()
+    thread.join(20)
+    assert not thread.is_alive()

@@ -25,10 +25,11 @@ from trime.data import tokenizers
 from trime.data.datasets.files import whole_characters
 from trime.decoding.explanation import GeneratedToken
 from trime.errors import UserError
-from trime.stages.explorer import serve
+from trime.serving.server import HOST, serve
 from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replace_text, roles_of
 from trime.stages.graph import Graph
 from trime.stages.samples import Writer
+from trime.stages.serve import ServedWriter
 from trime.text_memory.store import MANIFEST
 
 TINY = 5e-324  # the smallest probability whose logarithm exists
@@ -189,12 +190,12 @@ class LoadedModel:
                 return text[: min(reached)]
         return text
 
-    def serve(self, port: int = 0) -> None:
-        """Show a page on this machine that explains a typed text by the memories, until it is interrupted.
+    def serve(self, host: str = HOST, port: int = 0, token: str | None = None) -> None:
+        """Serve the model as OpenAI's API does, with a page that explains texts by the memories, until it is interrupted.
 
-        ``port`` 0 is one that is free; the page's address is printed.
+        ``port`` 0 is one that is free; other machines need ``host`` and ``token``, and send the token as the API key.
         """
-        serve(self.writer, port)
+        serve(ServedWriter(self.writer), host, port, token)
 
     def explain(
         self, prompt: str, max_new_tokens: int = 20, entries: int = 3, seed: int = 0, **settings: Any

@@ -73,7 +73,7 @@ def check_version() -> None:
     try:
         installed = metadata.version("transformers")
     except metadata.PackageNotFoundError:
-        raise UserError(f"transformers is not installed: {install_command('pretrained')}") from None
+        raise UserError(f"transformers is not installed: {install_command('decoder')}") from None
     if [int(part) for part in installed.split(".")[:2]] < [int(part) for part in OLDEST.split(".")]:
         raise UserError(f"transformers {installed} is too old: install transformers>={OLDEST}")
 

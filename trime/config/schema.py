@@ -247,7 +247,8 @@ class Generate(Section):
 class Serve(Section):
     """Settings of stages=[serve]."""
 
-    port: Size = setting(8000, "of the page on this machine; 0: one that is free")
+    host: str = setting("127.0.0.1", "that is listened at; others than this machine's need a token in TRIME_TOKEN")
+    port: Size = setting(8000, "of the endpoint and its page; 0: one that is free")
 
 
 class SmallQuestions(TypedDict, total=False):

@@ -22,6 +22,12 @@ def read_texts(paths: str | Path | Iterable[str | Path], field: str = "text") ->
     return chain.from_iterable(texts for _, texts in read_files(paths, field))
 
 
+def files_of(places: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files that ``read_files`` would look into, without reading them."""
+    for place in places:
+        yield from find_texts(entries_of(place), ("",)).files if place.is_dir() else [place]
+
+
 def path_list(paths: Any) -> list[Path]:
     """Return one path, or several, as a list; UserError for anything else."""
     several = [paths] if isinstance(paths, str | Path) else [*paths] if isinstance(paths, Iterable) else [None]

@@ -1,14 +1,16 @@
-"""A decoder of transformers with an EvictingCache for EleutherAI's evaluation harness: ``--model trime-hf``.
+"""A decoder of transformers with an EvictingCache or a text memory for EleutherAI's evaluation harness: ``--model trime-hf``.
 
-``--model_args pretrained=DIR,policy=SnapKV,memory=512,recall=512``. All else is as for the harness's own model ``hf``: chat
-templates, batches, ``generate_until`` and ``loglikelihood``.
+``--model_args pretrained=DIR,policy=SnapKV,memory=512,recall=512`` or ``pretrained=DIR,memory_folder=DIR``. All else is as for
+the harness's own model ``hf``: chat templates, batches, ``generate_until`` and ``loglikelihood``.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
@@ -24,6 +26,8 @@ from trime.kv.evicting_cache import EvictingCache
 from trime.kv.eviction.base import EvictionPolicy
 from trime.kv.eviction.kvzip import KVzip, repeats
 from trime.kv.rope import key_heads
+from trime.text_memory.memory import TextMemory
+from trime.text_memory.store import MANIFEST
 
 HEADS = {"together": False, "apart": True, "ada_kv": AdaKV(), "ada_kv_across_layers": AdaKV(across_layers=True)}
 
@@ -36,7 +40,7 @@ class TrimeHF(HFLM):  # type: ignore[misc]
     to choose is kept. ``policy``: a class of ``trime``, with ``policy_settings``. ``recall``: entries that come back of what
     was evicted. ``heads``: together, apart, ada_kv or ada_kv_across_layers. ``pyramid``: beta of PyramidKV (0: layers are
     alike). ``whole``: everything is kept until a prompt ends, as ``KVzip`` and ada_kv ask for. ``chunk`` and ``position`` are
-    those of ``EvictingCache``.
+    those of ``EvictingCache``. ``memory_folder``: that of a ``TextMemory`` of this model, which takes part in each prediction.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class TrimeHF(HFLM):  # type: ignore[misc]
         chunk: int | None = None,
         position: Any = None,
         policy_settings: dict[str, Any] | None = None,
+        memory_folder: str | None = None,
         **settings: Any,
     ):
         check_number("memory", memory, at_least=0)
@@ -79,7 +84,12 @@ class TrimeHF(HFLM):  # type: ignore[misc]
             ) from None
         if memory and str(settings.get("batch_size")).startswith("auto"):
             raise UserError("batch_size=auto tries sizes without a memory: name a number, such as --batch_size 1")
+        if memory_folder is not None and memory:
+            raise UserError("memory_folder is a memory of texts, memory=N one of a prompt: choose one of them")
+        if memory_folder is not None and not (Path(memory_folder) / MANIFEST).is_file():
+            raise UserError(f"memory_folder={memory_folder} holds no text memory: trime memory add makes one")
         super().__init__(pretrained=pretrained, **settings)
+        self.texts = TextMemory(self.model, self.tokenizer, memory_folder) if memory_folder else None
         self.memory, self.whole, self.beta = memory, whole, pyramid
         self.settings = {"chunk": chunk, "recall": recall or None, "per_head": HEADS[heads], "position": position}
         self.prompts = {"tokens": 0, "seconds": 0.0, "bytes held at most": 0, "bytes held after": 0}
@@ -101,6 +111,13 @@ class TrimeHF(HFLM):  # type: ignore[misc]
     def _model_call(self, inps: Int[Tensor, "b l"], **settings: Any) -> Float[Tensor, "b l v"]:
         if 0 < self.memory < 1 or self.beta:  # a question and a choice are one text here
             raise UserError("a share of a prompt, or a pyramid, is for tasks that write: name a number of entries, memory=N")
+        if self.texts is not None:
+            if len(inps) > 1:
+                raise UserError("likelihoods with a text memory are read text by text: add --batch_size 1")
+            # The token behind the last one is not known, and what is predicted there is not asked for.
+            tokens = np.append(inps[0].cpu().numpy(), 0)
+            rows = [read.prediction.log_probability for read in self.texts.read(tokens)]
+            return torch.stack(rows)[None].to(inps.device)
         if (cache := self.cache_for(inps.shape[1])) is None:
             return super()._model_call(inps, **settings)
         if self.whole:
@@ -118,6 +135,8 @@ class TrimeHF(HFLM):  # type: ignore[misc]
             self.read(cache, context[:, :-1], settings["attention_mask"][:, :-1])
             cache.extend(max_length - context.shape[1] + 1)
             settings[cache_name()] = cache
+        if self.texts is not None:
+            settings["custom_generate"] = self.texts.drafting()
         written: Tensor = super()._model_generate(context, max_length, stop, **settings)
         self.prompts["tokens"] += context.numel()
         self.prompts["seconds"] += time.perf_counter() - started

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 
-from trime.config.help import help_text
-from trime.errors import UserError
+from trime.errors import UserError, install_command
 
 
 def main() -> int:
@@ -14,10 +14,16 @@ def main() -> int:
     words = sys.argv[1:]
     if words[:1] == ["memory"]:  # by name, for that room imports from others above this one
         return int(import_module("trime.text_memory.command").main(words[1:]))
+    if find_spec("hydra") is None:
+        memory = "a memory of texts works without it (trime memory --help)"
+        print(f"error: the lab needs more packages: {install_command('lab')}; {memory}", file=sys.stderr)
+        return 1
     if words and not {"--help", "-h"} & {*words}:
         from trime.lab import command_line
 
         return command_line.main()
+    from trime.config.help import help_text
+
     topics = [word for word in words if not word.startswith("-")]
     try:
         print(help_text(topics[0] if topics else None), flush=True)

@@ -182,7 +182,7 @@ def upload(folder: Path, repository: str, private: bool) -> None:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
     except ImportError:
-        raise UserError(f"export.hub needs the package huggingface_hub: {install_command('pretrained')}") from None
+        raise UserError(f"export.hub needs the package huggingface_hub: {install_command('decoder')}") from None
     try:
         hub = HfApi()
         hub.create_repo(repository, private=private, exist_ok=True)

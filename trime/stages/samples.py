@@ -147,10 +147,14 @@ class Writer:
     @torch.no_grad()
     def explain(self, ids: list[int], entries: int) -> Iterator[GeneratedToken]:
         """Yield the tokens of a text that goes on here, each with at most ``entries`` entries of each kind, and read them."""
+        for step in self.steps_of(ids):
+            yield self.describe_step(step, entries)
+
+    def steps_of(self, ids: list[int]) -> Iterator[AttributedToken]:
+        """Yield the tokens of a text that goes on here, each with what was predicted before it, and read them."""
         for token in ids:
             attribution, seen = self.continuation.next()
-            step = AttributedToken(token, attribution, seen, self.continuation.network.attention_trace())
-            yield self.describe_step(step, entries)
+            yield AttributedToken(token, attribution, seen, self.continuation.network.attention_trace())
             self.continuation.read([token])
 
     def token_ids(self, text: str) -> list[int]:
@@ -163,14 +167,19 @@ class Writer:
 
     def write(self, explain: bool = False, seed: int | None = None) -> Iterator[GeneratedToken]:
         """Yield ``generate.max_new_tokens`` generated tokens, never ``<unk>``; ``explain``: with entries."""
+        count = self.settings.entries if explain or self.graph.config.explain else 0
+        for step in self.steps(seed):
+            yield self.describe_step(step, count)
+
+    def steps(self, seed: int | None = None) -> Iterator[AttributedToken]:
+        """Yield the tokens that are written, each with what was predicted before it."""
         config, settings = self.graph.config, self.settings
         unknown = self.vocabulary.unknown
         excluded = (unknown,) if unknown != self.vocabulary.eos else ()  # some pretrained models have no token for it
         sampler = TokenSampler(settings.temperature, settings.top_p, excluded)
         for step in self.continuation.generate(settings.max_new_tokens, sampler, config.seed if seed is None else seed):
-            described = self.describe_step(step, settings.entries if explain or config.explain else 0)
             self.written.append(step.token)
-            yield described
+            yield step
 
     def describe_step(self, step: AttributedToken, count: int) -> GeneratedToken:
         """Return the token of a step with the contributions to its probability and at most ``count`` entries of each kind."""

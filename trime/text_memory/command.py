@@ -40,7 +40,10 @@ def parser() -> argparse.ArgumentParser:
         return added
 
     for name, about in (("add", "store files and folders"), ("evaluate", "what the memory is worth on other texts")):
-        command(name, about, "paths").add_argument("--field", default="text", help="of rows that hold texts (%(default)s)")
+        added = command(name, about, "paths")
+        added.add_argument("--field", default="text", help="of rows that hold texts (%(default)s)")
+        if name == "add":
+            added.add_argument("--watch", action="store_true", help="go on, and store each file as it is saved or deleted")
     command("remove", "take a document out, or all below a folder", "name")
     command("list", "name the stored documents")
     command("count", "count the occurrences of a text in the stored texts", "text")
@@ -56,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     write.add_argument("--seed", type=int, default=0)
     write.add_argument("--plain", action="store_true", help="without the memory, which then only makes it faster")
     write.add_argument("--expect", type=Path, metavar="FILE", help="a file that holds what will probably be written")
+    serve = command("serve", "an endpoint in the form of OpenAI's API, and a page that explains texts, until it is interrupted")
+    serve.add_argument("--host", default="127.0.0.1", help="for others than this machine, set TRIME_TOKEN too (%(default)s)")
+    serve.add_argument("--port", type=int, default=8000, help="0: one that is free (%(default)s)")
     explain = command("explain", "where each token of a text comes from", "text")
     explain.add_argument("--page", type=Path, help="write a page that shows it")
     return whole
@@ -88,13 +94,13 @@ def opened(options: argparse.Namespace) -> Any:
 
 
 def add(memory: Any, options: argparse.Namespace) -> tuple[str, Result]:
-    changed = memory.add(options.paths, options.field)
-    names = len(memory.names)
-    return f"{changed:,} changed; {names:,} documents of {len(memory):,} tokens", {
-        "changed": changed,
-        "documents": names,
-        "tokens": len(memory),
-    }
+    changes = memory.watch(options.paths, options.field) if options.watch else [memory.add(options.paths, options.field)]
+    for changed in changes:
+        result = {"changed": changed, "documents": len(memory.names), "tokens": len(memory)}
+        line = "{changed:,} changed; {documents:,} documents of {tokens:,} tokens".format(**result)
+        if options.watch:
+            print(json.dumps(result) if options.json else line, flush=True)
+    return line, result
 
 
 def remove(memory: Any, options: argparse.Namespace) -> tuple[str, Result]:
@@ -139,6 +145,11 @@ def generate(memory: Any, options: argparse.Namespace) -> tuple[str, Result]:
     return options.prompt + text, {"prompt": options.prompt, "text": text}
 
 
+def serve(memory: Any, options: argparse.Namespace) -> tuple[str, Result]:
+    memory.serve(options.host, options.port)
+    return "", {}
+
+
 def explain(memory: Any, options: argparse.Namespace) -> tuple[str, Result]:
     tokens = memory.decoder.encode(options.text)
     if options.page:
@@ -163,5 +174,5 @@ def explain(memory: Any, options: argparse.Namespace) -> tuple[str, Result]:
 
 COMMANDS: dict[str, Callable[[Any, argparse.Namespace], tuple[str, Result]]] = {
     **{"add": add, "remove": remove, "list": names, "count": count, "find": find, "fit": evaluation, "evaluate": evaluation},
-    **{"generate": generate, "explain": explain},
+    **{"generate": generate, "serve": serve, "explain": explain},
 }

@@ -149,7 +149,7 @@ class Experts:
         return result
 
     def sources(
-        self, tokens: np.ndarray, query: Float[Tensor, "1 d"], target: int, limit: int
+        self, tokens: np.ndarray, query: Float[Tensor, "1 d"], target: int, limit: int, found: Neighbours | None = None
     ) -> list[tuple[str, int, Source]]:
         """Return the places where a token followed like contexts: memory, segment, source; the longest and nearest first."""
         result: dict[tuple[str, int, int], tuple[str, int, Source]] = {}  # by place: a long context ends as a shorter one does
@@ -161,7 +161,7 @@ class Experts:
                         if len(result) < limit:
                             result.setdefault((TEXT, number, place), (TEXT, number, segment.source(place)))
         if NEIGHBOURS in self.memories:
-            found = self.nearest(query)
+            found = found or self.nearest(query)
             for column in (found.token[0] == target).nonzero()[:limit, 0].tolist():
                 number, place = int(found.segment[0, column]), int(found.place[0, column])
                 result[NEIGHBOURS, number, place] = NEIGHBOURS, number, self.segments[number].source(place)

@@ -1,4 +1,4 @@
-"""Nearest neighbours among the keys of a segment: exact where they are few, else by FAISS.
+"""Nearest neighbours among the keys of a segment: exact where they are few or FAISS is not installed, else by FAISS.
 
 Keys are contexts of a decoder whose dimensions have mean 0 and deviation 1 over its memory, scaled to length 1: similarity is
 their cosine. Dimensions of a decoder's contexts differ by orders of magnitude; without this a few of them decide.
@@ -7,18 +7,20 @@ their cosine. Dimensions of a decoder's contexts differ by orders of magnitude; 
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from trime.common.types import Float, Int, Tensor
-from trime.errors import UserError
+from trime.errors import UserError, install_command
 
 log = logging.getLogger(__name__)
 
 INDEX = "index.faiss"
 EXACT = 2**15  # keys up to which all are compared: that takes a millisecond
+MOST = 2**19  # keys of which all are compared where there is no FAISS: a tenth of a second, and gigabytes
 PER_CELL = 512  # keys of a cell
 TRAINED_ON = 64  # keys per cell
 VISITED = 32  # cells that a query visits
@@ -32,7 +34,7 @@ class KeyIndex:
     def __init__(self, folder: Path, key: np.ndarray, first: np.ndarray):
         self.key, self.first = key, first
         self.index = None
-        if (folder / INDEX).exists():
+        if (folder / INDEX).exists() and has_faiss(len(key)):
             import faiss
 
             try:
@@ -45,7 +47,7 @@ class KeyIndex:
     @staticmethod
     def build(folder: Path, key: np.ndarray, first: np.ndarray) -> None:
         """Write the index of a segment's keys, if they are so many that not all should be compared."""
-        if len(key) <= EXACT:
+        if len(key) <= EXACT or not has_faiss(len(key)):
             return
         import faiss
 
@@ -82,6 +84,15 @@ class KeyIndex:
         settings = faiss.SearchParametersIVF(sel=seen, nprobe=VISITED)  # type: ignore[call-arg]
         score, place = (torch.from_numpy(array) for array in self.index.search(query.numpy(), k, params=settings))
         return score.masked_fill(place < 0, -torch.inf), place.clamp(min=0)
+
+
+def has_faiss(keys: int) -> bool:
+    """Return whether FAISS is installed; UserError where it is not, and there are too many keys to do without it."""
+    if find_spec("faiss"):
+        return True
+    if keys > MOST:
+        raise UserError(f"{keys:,} keys are too many to compare all of them: {install_command('cpu')}")
+    return False
 
 
 def steady_topk(score: Float[Tensor, "n m"], k: int) -> Int[Tensor, "n k"]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,11 @@ from trime.common.io import read_tensors, write_tensors
 from trime.common.pretrained import device_of
 from trime.common.progress import Progress
 from trime.common.types import Float, Int, Tensor
-from trime.data.texts import path_list, read_files
-from trime.errors import UserError
+from trime.data.texts import files_of, path_list, read_files
+from trime.errors import UserError, install_command
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses
+from trime.serving.server import HOST, serve
 from trime.text_memory.decoder import PROBE, Decoder, as_stored
 from trime.text_memory.drafting import Drafting
 from trime.text_memory.drafts import Drafts, Pace
@@ -34,6 +37,7 @@ from trime.text_memory.processor import (
     AfterPrompt,
     ExplainedToken,
     MemoryProcessor,
+    ReadToken,
     Run,
     StopAfterPrompt,
     StreamAfterPrompt,
@@ -45,6 +49,7 @@ from trime.text_memory.processor import (
 )
 from trime.text_memory.prompts import padded, prompts_of
 from trime.text_memory.segment import Content, Document, Segment, Source
+from trime.text_memory.served import ServedMemory
 from trime.text_memory.store import TextStore
 from trime.text_memory.worth import MemoryEvaluation, Scored
 
@@ -54,6 +59,7 @@ WEIGHTS, SCALE = "weights.safetensors", "scale.safetensors"
 # Weights before any fit, by ``python -m benchmarks default_weights``.
 DEFAULT, DEFAULT_NGRAMS = (Path(__file__).with_name(f"weights-{name}.safetensors") for name in ("all", "ngrams"))
 MEND = "delete it, and fit the memory again"
+WAIT = 400  # milliseconds in which changes of files are taken together
 SHOWN = 8  # tokens on each side of a source
 FOLLOWING, AROUND = 24, 48  # bytes of text behind a place, and on both sides of it, that are read
 # Settings of the model's generate that this memory's decides itself, or that it cannot follow.
@@ -120,6 +126,39 @@ class TextMemory:
                 self.store.add(Content([document], tokens, self.decoder.lines(tokens), key, [content]))
                 bar.update(0 if self.knn else len(tokens))
         return len(new) + len(gone)
+
+    def watch(
+        self, paths: str | Path | Iterable[str | Path], field: str = "text", until: threading.Event | None = None
+    ) -> Iterator[int]:
+        """Add files and folders, and then each file as it is saved or deleted; yield how many documents changed each time.
+
+        It goes on ``until`` an event is set, or without end. UserError where the package watchfiles is missing.
+        """
+        if find_spec("watchfiles") is None:
+            raise UserError(f"watching needs the package watchfiles: {install_command('decoder')}")
+        from watchfiles import watch
+
+        places, is_first = [path.expanduser().resolve() for path in path_list(paths)], True
+        # The watch begins before all is added, so that what is saved meanwhile is not missed.
+        for changes in watch(*places, debounce=WAIT, rust_timeout=WAIT, yield_on_timeout=True, stop_event=until):
+            if is_first:
+                is_first = False
+                yield self.add(paths, field)
+            elif count := self._follow({path for _, path in changes}, places, field):
+                yield count
+
+    def _follow(self, changed: set[str], places: list[Path], field: str) -> int:
+        """Add and remove files that have changed; return how many documents did."""
+        count, own = 0, f"{self.folder.resolve()}/"
+        for path in sorted(path for path in changed if not os.path.exists(path)):
+            with suppress(UserError):  # it was not stored
+                count += self.remove(path)
+        try:
+            if saved := sorted(path for path in {*map(str, files_of(places))} & changed if not path.startswith(own)):
+                count += self.add(saved, field)
+        except UserError as error:  # half a file, or one that is gone again: its next change comes too
+            log.warning("%s", error)
+        return count
 
     def remove(self, name: str | Path) -> int:
         """Remove a document, or all below a folder; return how many. UserError where there is none of this name.
@@ -304,7 +343,7 @@ class TextMemory:
             criterion = StopAfterPrompt([stops] if isinstance(stops, str) else [*stops], prompts, self.decoder)
             settings["stopping_criteria"] = [*(settings.get("stopping_criteria") or []), criterion]
         if settings.get("streamer"):
-            settings["streamer"] = StreamAfterPrompt(settings["streamer"], prompts[0], self.decoder)
+            settings["streamer"] = StreamAfterPrompt(settings["streamer"], prompts[0], self.decoder, processor)
         settings.setdefault("custom_generate", self._drafting(processor, expect, settings.get("streamer")))
         with self.decoder.with_scores():
             output = self.decoder.model.generate(
@@ -320,6 +359,14 @@ class TextMemory:
             text, end = self.decoder.text_of([token for token in row[: room[of]] if token not in special]), prompts[of].end
             texts.append(text[len(end) :] if text.startswith(end) else "")
         return texts[0] if is_one and repeats == 1 else texts
+
+    def serve(self, host: str = HOST, port: int = 0, token: str | None = None) -> None:
+        """Serve this memory and its model as OpenAI's API does, with a page that explains texts, until it is interrupted.
+
+        ``port`` 0 is one that is free; other machines need ``host`` and ``token``, and send the token as the API key.
+        """
+        self.processor()  # it must be possible now
+        serve(ServedMemory(self), host, port, token)
 
     def count(self, text: str) -> int:
         """Count the occurrences of a text in the stored texts, as ``str.count`` does."""
@@ -399,7 +446,6 @@ class TextMemory:
 
         ``output``: token numbers [l] or [b l]; UserError for anything else.
         """
-        experts, mixture = self._experts(), self._mixture()
         check_number("first", first, at_least=0, whole=True)
         check_number("sources", sources, at_least=0, whole=True)
         result = []
@@ -407,7 +453,11 @@ class TextMemory:
             tokens = self.decoder.without_padding(row)
             begin, tokens = max(first - (len(row) - len(tokens)), 1), self.decoder.without_end(tokens)
             check_in_vocabulary("output", torch.from_numpy(tokens), self.decoder.embedded)
-            result.append(self._explain_row(tokens, begin, sources, experts, mixture))
+            explained = [self.explained(read, sources) for read in self.read(tokens, begin)]
+            for at, count, source in self._experts().runs(tokens, begin):
+                run, own = Run(count, source), slice(at - begin, at - begin + count)
+                explained[own] = [token._replace(run=run) for token in explained[own]]
+            result.append(explained)
         return result
 
     def explain_page(self, file: str | Path, output: Any, first: int = 1, title: str = "Where each token came from") -> Path:
@@ -417,28 +467,26 @@ class TextMemory:
         given = self.decoder.tokenizer.decode(row[: max(first, 1)].tolist(), skip_special_tokens=True)
         return write_page(file, title, tokens, given)
 
-    def _explain_row(
-        self, tokens: np.ndarray, first: int, limit: int, experts: Experts, mixture: Adaptive
-    ) -> list[ExplainedToken]:
-        """Return the sources of each token of a text."""
-        explained, place = [], 1
+    def read(self, tokens: np.ndarray, first: int = 1) -> Iterator[ReadToken]:
+        """Yield the tokens of a text from number ``first`` (at least 1) on, with what was predicted before each."""
+        experts, mixture, place = self._experts(), self._mixture(), 1
         for context, log_probability in self.decoder.read(torch.from_numpy(tokens), logits=True):
             assert log_probability is not None
-            queries = self._scaled(context)
-            for row in range(max(first - place, 0), len(context)):
+            queries, rows = self._scaled(context), range(max(first - place, 0), len(context))
+            found = experts.nearest(queries[rows.start :]) if self.knn and rows else None
+            for row in rows:
                 before, token, query = tokens[: place + row], int(tokens[place + row]), queries[row : row + 1]
-                predicted = predict(experts, mixture, before, query, log_probability[row : row + 1])
-                parts = parts_of(experts, predicted, token, float(log_probability[row, token]))
-                found = experts.sources(before, query, token, limit)
-                shown = [(memory, source, self._surroundings(experts, segment, source)) for memory, segment, source in found]
-                explained.append(
-                    ExplainedToken(token, self.decoder.text_of([token]), sum(parts.values()), parts, shown[: 2 * limit])
-                )
+                near = found and found.of_row(row - rows.start)
+                prediction = predict(experts, mixture, before, query, log_probability[row : row + 1], near)
+                yield ReadToken(token, before, query, near, float(log_probability[row, token]), prediction, experts)
             place += len(context)
-        for begin, count, source in experts.runs(tokens, first):
-            run, own = Run(count, source), slice(begin - first, begin - first + count)
-            explained[own] = [token._replace(run=run) for token in explained[own]]
-        return explained
+
+    def explained(self, read: ReadToken, sources: int) -> ExplainedToken:
+        """Return where a token that was read came from."""
+        parts = parts_of(read.experts, read.prediction, read.token, read.own)
+        found = read.experts.sources(read.before, read.query, read.token, sources, read.found)
+        shown = [(memory, source, self._surroundings(read.experts, segment, source)) for memory, segment, source in found]
+        return ExplainedToken(read.token, self.decoder.text_of([read.token]), sum(parts.values()), parts, shown[: 2 * sources])
 
     def _surroundings(self, experts: Experts, segment: int, source: Source) -> str:
         """Return the text around a source, tokens on both sides."""

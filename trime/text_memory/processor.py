@@ -31,6 +31,18 @@ class Prediction(NamedTuple):
     candidates: Candidates
 
 
+class ReadToken(NamedTuple):
+    """A token of a text: the tokens before it, what is searched by, what was found, and what was predicted there."""
+
+    token: int
+    before: np.ndarray
+    query: Float[Tensor, "1 d"]
+    found: Neighbours | None
+    own: float  # the model's log-probability of the token
+    prediction: Prediction
+    experts: Experts
+
+
 class Run(NamedTuple):
     """Tokens in a row that are stored word for word: how many, and the place of the first."""
 
@@ -126,6 +138,7 @@ class MemoryProcessor:
     ):
         self.decoder, self.scaled, self.experts, self.mixture = decoder, scaled, experts, mixture
         self.healed, self.begin = healed, 0
+        self.result: Float[Tensor, "b v"] | None = None  # that was returned last
         self.place: Place | None = None  # of a draft; None: the context that the output layer has just read counts
         self.continued: Int[Tensor, "b l"] | None = None  # the rows that were last continued
 
@@ -149,6 +162,7 @@ class MemoryProcessor:
                 excluded = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
                 excluded[torch.tensor(allowed, device=scores.device)] = False
                 result[row].masked_fill_(excluded, -torch.inf)
+        self.result = result
         return result
 
     def last_contexts(self, input_ids: Int[Tensor, "b l"]) -> Float[Tensor, "b d"]:
@@ -214,10 +228,14 @@ class StopAfterPrompt:
 
 
 class StreamAfterPrompt:
-    """Hands tokens on to a streamer as if the prompt's last word had been given, and not written again."""
+    """Hands tokens on to a streamer as if the prompt's last word had been given, and not written again.
 
-    def __init__(self, streamer: Any, prompt: Prompt, decoder: Decoder):
-        self.streamer, self.prompt, self.decoder = streamer, prompt, decoder
+    One that has a method ``note`` is told of every token, with the log-probabilities that ``memory`` gave before it.
+    """
+
+    def __init__(self, streamer: Any, prompt: Prompt, decoder: Decoder, memory: MemoryProcessor | None):
+        self.streamer, self.prompt, self.decoder, self.memory = streamer, prompt, decoder, memory
+        self.note = getattr(streamer, "note", None)
         self.written: list[int] | None = None  # in place of the last word
 
     def put(self, tokens: Tensor) -> None:
@@ -227,6 +245,8 @@ class StreamAfterPrompt:
             self.streamer.put(torch.cat([given, end])[None])
             self.written = []
             return
+        if self.note:
+            self.note(tokens, None if self.memory is None or self.memory.result is None else self.memory.result[0])
         if len(self.decoder.text_of(self.written)) >= len(self.prompt.end):
             self.streamer.put(tokens)
             return

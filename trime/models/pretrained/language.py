@@ -88,7 +88,7 @@ def add_lora(model: Any, rank: int, alpha: int, dropout: float = 0.0) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise UserError(f"model.lora needs the package peft: {install_command('pretrained')}") from None
+        raise UserError(f"model.lora needs the package peft: {install_command('lora')}") from None
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules="all-linear"))
 
 

@@ -1,0 +1,1 @@
+"""The endpoint and its page."""
