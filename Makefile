@@ -11,7 +11,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 RUN    := $(VENV)/bin/python cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev run test lint type docs pages pictures test-slow torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu report clean
+.PHONY: help install install-dev run test lint type docs pages pictures test-slow test-versions torture test-gpu wikitext103 enwik8 tables bench bench-gpu gpu report clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -75,6 +75,20 @@ pictures: install-dev ## the pictures of docs/findings, from benchmarks/results
 
 test-slow: install-dev ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
+
+# torch comes by pip, from wherever that finds it (TORCH_FROM="--index-url …"); all else in its newest version, without pins.
+VERSIONS ?= 5.18.0 5.21.0 latest
+PYTHONS ?= python3.11
+DOORS := tests/text_memory tests/kv/test_evicting_cache.py tests/serving
+test-versions: $(VENV)/bin/uv ## the tests of memories and EvictingCache with other versions of transformers and Python (VERSIONS="5.18.0 latest" PYTHONS="python3.13")
+	for python in $(PYTHONS); do for version in $(VERSIONS); do \
+	  env=.versions/$$(basename $$python)-$$version; \
+	  test -x $$env/bin/python || { $(VENV)/bin/uv venv --quiet --seed --python $$python $$env && $$env/bin/python -m pip install --quiet $(TORCH) $(TORCH_FROM); } || exit 1; \
+	  $(VENV)/bin/uv pip install --quiet --upgrade --python $$env/bin/python -e ".[cpu,decoder,lab,serve]" accelerate beartype hypothesis openai peft pytest pytest-randomly pytest-xdist \
+	    transformers$$(test $$version = latest || echo ==$$version) $(TORCH) || exit 1; \
+	  $$env/bin/python -c "import sys, transformers; print('Python', sys.version.split()[0], 'transformers', transformers.__version__)"; \
+	  OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $$env/bin/python -m pytest -q -n 2 $(DOORS) || exit 1; \
+	done; done
 
 torture: install-dev ## malformed settings, damaged files, hostile text, two at once, kills: counts of each outcome (hours; ARGS="files --count 50")
 	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(VENV)/bin/python -m scripts.torture $(ARGS)

@@ -19,12 +19,16 @@ import torch
 
 import trime
 from tests.conftest import NO_PICTURES, ROOT
+from tests.helpers.decoders import save_decoder, write_texts
 from tests.helpers.pretrained import save_model
 from tests.helpers.runs import SharedRun
 from trime.common.io import write_tensors
 from trime.errors import UserError
 
 NOT_NEEDED = ("hydra", "omegaconf", "pytorch_lightning", "wandb", "matplotlib", "transformers", "faiss")
+
+
+README = (ROOT / "README.md").read_text()
 
 
 def example(name: str, *words: str) -> str:
@@ -64,19 +68,24 @@ def test_names_on_the_pages_of_the_api_exist() -> None:
         assert len(named) > 20 and all(pkgutil.resolve_name(name) for name in named)
 
 
-def test_the_wheel_holds_the_configuration_and_the_command(tmp_path: Path) -> None:
-    """Without a checkout, the command composes and checks an experiment, and records itself as the command trime."""
-    source = tmp_path / "source"
+def wheel_in(folder: Path) -> Path:
+    """Build the wheel from a copy of the sources, and return it."""
+    source = folder / "source"
     source.mkdir()
     for name in ("trime", "conf", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "-w", str(tmp_path), str(source)], check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("trime-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "installed")
+    subprocess.run([*pip, "-w", str(folder), str(source)], check=True, capture_output=True)
     shutil.rmtree(source)
+    (wheel,) = folder.glob("trime-*.whl")
+    return wheel
+
+
+def test_the_wheel_holds_the_configuration_and_the_command(tmp_path: Path) -> None:
+    """Without a checkout, the command composes and checks an experiment, and records itself as the command trime."""
+    with zipfile.ZipFile(wheel_in(tmp_path)) as archive:
+        archive.extractall(tmp_path / "installed")
     code = (
         "import sys; from trime.lab.command_line import main; from trime.lab.provenance import commit\n"
         "sys.argv = ['trime', 'experiment=trime', 'size=tiny', 'stages=[prepare]', 'dataset.modules=20']\n"
@@ -87,6 +96,48 @@ def test_the_wheel_holds_the_configuration_and_the_command(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-1500:]
     names = (tmp_path / "installed" / f"trime-{trime.__version__}.dist-info" / "entry_points.txt").read_text()
     assert "trime = trime.lab.main:main" in names and (tmp_path / "data" / "prepared").is_dir()
+
+
+@pytest.mark.slow
+def test_the_readme_runs_in_an_empty_environment(tmp_path: Path) -> None:
+    """The wheel in an environment of its own: a memory without the lab's packages and FAISS, and then the lab."""
+    wheel, python, here = wheel_in(tmp_path), tmp_path / "env" / "bin" / "python", tmp_path / "empty"
+    here.mkdir()
+
+    def run(*words: str, fails: bool = False) -> str:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(words, cwd=here, capture_output=True, text=True, env=environment, timeout=1200)
+        assert (done.returncode != 0) == fails, done.stdout[-1500:] + done.stderr[-1500:]
+        return done.stdout + done.stderr
+
+    def install(extras: str) -> None:
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "requirements.txt")]
+        run(*pip, f"torch=={torch.__version__.partition('+')[0]}", f"trime[{extras}] @ file://{wheel}")
+
+    run(sys.executable, "-m", "venv", str(tmp_path / "env"))
+    install("decoder")
+    command, decoder = str(python.with_name("trime")), save_decoder(tmp_path)
+    write_texts(here / "docs", range(2))
+    write_texts(here / "src", range(2, 4))
+    lab, own, small = re.findall(r"```(?:bash|python)\n(.*?)```", README.partition("## What do you have?")[2], re.S)[:3]
+    given = (
+        "import torch, trime\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({str(decoder)!r})\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(decoder)!r}).eval()\n"
+        "inputs = tokenizer('    def lock', return_tensors='pt', return_token_type_ids=False)\n"
+    )
+    unneeded = "\nimport sys\nassert not {'hydra', 'pytorch_lightning', 'wandb', 'faiss'} & {*sys.modules}\n"
+    run(str(python), "-c", given + own + small.replace("512", "64").replace("recall=64", "recall=32") + unneeded)
+    options = ["--model", str(decoder), "--memory", "my-memory"]
+    assert "return" in run(command, "memory", "generate", *options, "    def lock", "--max-new-tokens", "30")
+    assert "pip install" in run(command, "experiment=trime", fails=True)
+    install("decoder,lab,cpu")
+    # The first snippet, in small.
+    words = lab.replace("\\\n", " ").replace("DIR", "docs").split()[2:]
+    words = [word.replace("vanilla,knn_lm_cache,trime_ext", "vanilla,trime").replace("0,1,2", "0") for word in words]
+    tiny = ["size=tiny", "train.updates=2", "vocabulary.max_size=300", "report.samples.passages=0", *NO_PICTURES]
+    assert "perplexity" in run(command, *words, *tiny, "logger=none")
 
 
 @pytest.mark.slow
@@ -233,6 +284,16 @@ def test_examples_read_a_finished_run(language: SharedRun, tmp_path: Path) -> No
 def test_eq_5_in_ones_own_loop() -> None:
     losses = [float(line.split()[2]) for line in example("own_loop").splitlines()]
     assert len(losses) == 3 and losses[-1] < losses[0]
+
+
+def test_a_text_is_written_with_drafts(tmp_path: Path) -> None:
+    """In fewer calls than tokens, with the lines that were copied."""
+    pytest.importorskip("transformers", reason="the extra decoder")
+    stored = write_texts(tmp_path / "stored", range(3))
+    first = (stored / "0.py").read_text()
+    shown = example("drafts", str(save_decoder(tmp_path, contrast=4)), str(stored), first[:200], str(stored / "0.py"))
+    tokens, calls = map(int, re.search(r"(\d+) tokens in (\d+) calls", shown).groups())  # type: ignore[union-attr]
+    assert tokens == 64 and calls < 40 and f"those of {stored / '0.py'}, line" in shown
 
 
 @pytest.mark.slow

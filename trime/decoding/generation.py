@@ -128,31 +128,34 @@ class Continuation:
     def first(self) -> int:  # the position of the first new token of the current window
         return len(self.tokens) // self.windows.block * self.windows.block
 
-    def encode_window(self, first: int) -> Window:
-        """Encode the window whose new tokens begin at ``first``; the target of the text's last token is unknown (-1)."""
+    def encode_window(self, first: int, at_once: bool = False) -> Window:
+        """Encode the window whose new tokens begin at ``first``; the target of the text's last token is unknown (-1).
+
+        ``at_once``: as a whole, so that a stateful backbone's next state is known.
+        """
         begin = max(0, first - self.windows.context)
         inputs = [self.tokens[begin - 1] if begin else self.start, *self.tokens[begin:]]
         targets = [*self.tokens[begin:], -1]
         length = min(len(inputs), first + self.windows.block - begin)
         number = first // self.windows.block
-        if self.network.has_cache:
-            encoding = self.go_on(begin, inputs[:length])
+        if self.network.has_cache and not at_once:
+            encoding = self.go_on(begin, inputs[:length], number)
         else:
             encoding, self.next_state = encode(self.network, inputs[:length], number, self.state)
         self.f, contexts = encoding.f, contexts_at(encoding, targets[:length], begin, number)
         zeros = contexts.g.new_zeros(length - (first - begin))
         return Window(contexts, first - begin, LogMass(zeros, zeros))
 
-    def go_on(self, begin: int, inputs: list[int]) -> Encoding:
+    def go_on(self, begin: int, inputs: list[int], number: int) -> Encoding:
         """Return the encoding of a window's inputs; only inputs that the last call did not have are computed."""
         old = self.started
         if old is None or old.begin != begin or inputs[: len(old.inputs)] != old.inputs:
             nothing = torch.zeros(0, device=self.device)
             old = Started(begin, [], Encoding(nothing, nothing), self.network.backbone.new_cache())
         if new := inputs[len(old.inputs) :]:
-            added, cache = encode(self.network, new, 0, old.cache)
+            added, _ = encode(self.network, new, number, self.state, old.cache)
             f, g = (torch.cat(pair) for pair in zip(old.encoding, added, strict=True))
-            old = Started(begin, inputs, Encoding(f, g), cache)
+            old = Started(begin, inputs, Encoding(f, g), old.cache)
         self.started = old
         return old.encoding
 
@@ -162,7 +165,7 @@ class Continuation:
         if not (filling or self.network.is_stateful or (self.history and not skip_history)):
             self.history_length = len(self.tokens)
             return
-        window = self.encode_window(len(self.tokens) - self.windows.block)
+        window = self.encode_window(len(self.tokens) - self.windows.block, at_once=self.network.is_stateful)
         if self.network.is_stateful:
             self.state = self.next_state
         if self.history and not skip_history:
@@ -253,10 +256,14 @@ class TextScorer:
             yield Window(contexts, first - begin, mass)
 
 
-def encode(network: Network, inputs: list[int], number: int, state: Any) -> tuple[Encoding, Any]:
-    """Return the encoding [n e] of some inputs of window ``number`` of a text, and the backbone's state after them."""
+def encode(network: Network, inputs: list[int], number: int, state: Any, kept: Any = None) -> tuple[Encoding, Any]:
+    """Return the encoding [n e] of some inputs of window ``number`` of a text, and the backbone's state after them.
+
+    ``kept``: the backbone's cache of the window's inputs before these.
+    """
     device = next(network.parameters()).device
-    encoding, state = network(torch.tensor([inputs], device=device), state, torch.tensor([number == 0], device=device))
+    tokens, fresh = torch.tensor([inputs], device=device), torch.tensor([number == 0], device=device)
+    encoding, state = network(tokens, state, fresh, kept) if kept is not None else network(tokens, state, fresh)
     return Encoding(encoding.f[0], encoding.g[0]), state
 
 

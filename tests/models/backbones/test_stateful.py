@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, composed
-from trime import FIFO, LRU, Constant, Sink
+from trime import FIFO, LRU, Constant, LRASum, Sink
 from trime.common.types import Batch
 from trime.kv.bounded import BoundedMemory
 from trime.kv.eviction.base import EvictionPolicy
@@ -19,6 +19,7 @@ from trime.layers.sliding import SlidingWindow
 from trime.layers.topk_attention import Table, all_keys, exact_top, search
 from trime.models.backbones.kv_memory import IVFKeyIndex, KeyValueMemory
 from trime.models.backbones.memorizing import AttentionConfig, memorizing_transformer
+from trime.models.backbones.srupp import srupp
 from trime.models.backbones.stateful import StatefulBackbone
 from trime.models.backbones.transformer_xl import transformer_xl
 from trime.models.network import Reader, build_network
@@ -75,6 +76,33 @@ def test_segments_are_one_text(make: Callable[[], StatefulBackbone]) -> None:
     expected = read(backbone, tokens, 48)
     for size in (4, 8, 16, 13):
         torch.testing.assert_close(read(backbone, tokens, size), expected, rtol=0, atol=1e-12)
+
+
+def srupp_of(size: int, policy: EvictionPolicy) -> StatefulBackbone:
+    """Return two layers of SRU++ in float64."""
+    torch.manual_seed(0)
+    backbone = srupp(PlainInput(WORDS, 16), 2, 2, 8, 64, BoundedMemory(size, policy)).double()
+    for attention in backbone.attentions:
+        torch.nn.init.normal_(attention.alpha)  # type: ignore[attr-defined]
+    return backbone.eval()
+
+
+@pytest.mark.parametrize("policy", [FIFO(), LRASum()])
+@pytest.mark.parametrize("make", [xl, srupp_of, lambda size, policy: model(size, 4, 0.5, 7, policy)])
+def test_a_segment_may_come_piece_by_piece(
+    make: Callable[[int, EvictionPolicy], StatefulBackbone], policy: EvictionPolicy
+) -> None:
+    """In each segment of a text, whatever its cache or memory has seen before; the state stays that before the segment."""
+    backbone, tokens, state = make(20, policy), text(2, 60), None
+    for segment in tokens.split(15, dim=1):
+        kept, pieces = backbone.new_cache(), []
+        for piece in segment.split([1, 1, 6, 7], dim=1):
+            pieces.append(backbone(piece, state, None, kept)[0])
+        whole, state = backbone(segment, state, None)
+        torch.testing.assert_close(torch.cat([piece.f for piece in pieces], 1), whole.f, rtol=0, atol=1e-12)
+        torch.testing.assert_close(torch.cat([piece.g for piece in pieces], 1), whole.g, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"positions=(64|512)"):
+        backbone(text(2, 600), None, None, backbone.new_cache())
 
 
 def test_a_window_is_no_longer_than_it_says() -> None:

@@ -64,7 +64,7 @@ def test_any_causal_model_is_one(kind: str, tmp_path: Path) -> None:
         torch.testing.assert_close(network.head.log_probs(f), expected)
         mass = network.vocabulary_mass(f, tokens.flatten())
         cache = network.backbone.new_cache()
-        pieces = [network.backbone(piece, cache)[0].f for piece in tokens.split([9, 1, 1, 19], 1)]
+        pieces = [network.backbone(piece, kept=cache)[0].f for piece in tokens.split([9, 1, 1, 19], 1)]
         torch.testing.assert_close(torch.cat(pieces, 1).flatten(0, 1), f, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(mass.target - mass.total, expected.gather(1, tokens.flatten()[:, None]).squeeze(1))
     if type(model).__name__ not in KINDS:

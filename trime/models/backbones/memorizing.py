@@ -86,9 +86,13 @@ class KNNAttention(nn.Module):
         return AttentionState(state.cache.reset(rows), memory)
 
     def forward(
-        self, x: Float[Tensor, "b l d"], state: AttentionState, position: Int[Tensor, "b l"]
+        self, x: Float[Tensor, "b l d"], state: AttentionState, position: Int[Tensor, "b l"], kept: list[Cache] | None = None
     ) -> tuple[Float[Tensor, "b l d"], AttentionState]:
+        if kept:
+            state = state._replace(cache=kept[0])  # the window slides on within a segment, and the memory stays
         attended, state = self.attend(x, self.project(x), state, position)
+        if kept is not None:
+            kept[:] = [state.cache]
         return self.out_proj(attended.transpose(1, 2).flatten(2)), state
 
     def project(self, x: Float[Tensor, "b l d"]) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,6 +22,7 @@ from trime.models.backbones import srupp_cpu
 from trime.models.backbones.stateful import (
     StatefulBackbone,
     concat_cache,
+    joined,
     refuse_padding,
     unsharded_zeros,
     update_cache,
@@ -74,11 +75,13 @@ class SruLayer(nn.Module):
         return {"alpha": as_full_tensor(self.alpha.detach()).squeeze(0)}  # the weight of attention
 
     def forward(
-        self, x: Float[Tensor, "b l d"], state: SruState, position: Int[Tensor, "b l"]
+        self, x: Float[Tensor, "b l d"], state: SruState, position: Int[Tensor, "b l"], kept: list[Tensor] | None = None
     ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l e"], SruState]:
-        """Return h, g, and the new state."""
+        """Return h, g, and the new state; ``kept``: as the backbone has it, for this layer."""
         normed = self.norm(x)
-        context = concat_cache(state.cache, normed, position)
+        # The recurrence goes on from its last cell, attention from all inputs of the segment.
+        cell, inputs = (kept.pop() if kept else state.cell), joined(kept, normed)
+        context = concat_cache(state.cache, inputs, position)
         projected = self.q_proj(context.states)
         query = projected[:, -x.shape[1] :]
         (queries,) = split_heads(query, 1, self.heads)
@@ -95,7 +98,10 @@ class SruLayer(nn.Module):
                     self.attention_traces[:] = [context.attention_trace(logits.softmax(-1))]
         g = self.inner_norm(query + self.alpha * attended)
         mask = F.dropout(x.new_ones(len(x), x.shape[2]), self.highway_dropout, self.training)
-        h, cells = recurrence(self.out_proj(self.dropout(g)), x, self.weight, self.bias, mask, state.cell)
+        h, cells = recurrence(self.out_proj(self.dropout(g)), x, self.weight, self.bias, mask, cell)
+        if kept is not None:
+            kept.append(cells[:, -1])
+            return h, g, state
         cache = update_cache(self.cache, state.cache, normed, position, logits, context.slot)
         return h, g, SruState(cells[:, -1].detach(), cache)
 

@@ -53,13 +53,29 @@ class StatefulTransformerLayer(nn.Module):
         self.dropout, self.width = nn.Dropout(dropout), width
 
     def forward(
-        self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"]
+        self, x: Float[Tensor, "b l d"], state: Any, position: Int[Tensor, "b l"], kept: list[Any] | None = None
     ) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b l d"], Any]:
-        """Return the layer's output, its g, and the new state."""
-        attended, state = self.attention(self.attention_norm(x), state, position)
+        """Return the layer's output, its g, and the new state; ``kept``: as the backbone has it, for this layer."""
+        attended, state = self.attention(self.attention_norm(x), state, position, kept)
         x = x + self.dropout(attended)
         g = self.ffn_norm(x)
         return x + self.dropout(self.ffn(g)), g, state
+
+
+class SegmentCache:
+    """What each layer keeps of the ``tokens`` of a segment that were read, so that the next ones go on from there."""
+
+    def __init__(self, layers: int):
+        self.layers: list[list[Any]] = [[] for _ in range(layers)]
+        self.tokens = 0
+
+
+def joined(kept: list[Tensor] | None, new: Tensor) -> Tensor:
+    """Return what a layer keeps of a segment with what is new [b l d], and keep it; without ``kept`` what is new alone."""
+    if kept is None:
+        return new
+    kept[:] = [torch.cat([*kept, new], 1)]
+    return kept[0]
 
 
 class State(NamedTuple):
@@ -76,6 +92,7 @@ class StatefulBackbone(nn.Module):
     """
 
     is_stateful = True
+    has_cache = True
 
     def __init__(
         self,
@@ -110,21 +127,35 @@ class StatefulBackbone(nn.Module):
         layers = tuple(attention.reset(layer_state, rows) for attention, layer_state in pairs)
         return State(layers, state.position.masked_fill(rows, 0))
 
+    def new_cache(self) -> SegmentCache:
+        """Return the cache of a segment of which nothing was read."""
+        return SegmentCache(len(self.layers))
+
     def forward(
-        self, tokens: Int[Tensor, "b l"], state: State | None, fresh: Bool[Tensor, " b"] | None = None
+        self,
+        tokens: Int[Tensor, "b l"],
+        state: State | None,
+        fresh: Bool[Tensor, " b"] | None = None,
+        kept: SegmentCache | None = None,
     ) -> tuple[Encoding, State]:
-        """Encode the next segment of each row; rows marked ``fresh`` start a new document."""
-        length = tokens.shape[1]
-        if length > self.positions:
-            raise ValueError(f"a row of {length} tokens exceeds model.backbone.positions={self.positions}")
+        """Encode the next segment of each row; rows marked ``fresh`` start a new document.
+
+        ``kept``: a ``new_cache`` for a segment that comes piece by piece, each with the state before the segment; it is updated
+        in place. The state after a segment comes from all of it at once, and what is returned for a piece is not that.
+        """
+        length, read = tokens.shape[1], kept.tokens if kept else 0
+        if read + length > self.positions:
+            raise ValueError(f"a row of {read + length} tokens exceeds model.backbone.positions={self.positions}")
         state = self.initial_state(len(tokens)) if state is None else state
         state = state if fresh is None else self.reset(state, fresh)
-        position = state.position[:, None] + torch.arange(length, device=tokens.device)
+        position = state.position[:, None] + read + torch.arange(length, device=tokens.device)
         x = g = self.dropout(self.scale * self.embedding(tokens))
         new_states = []
-        for layer, layer_state in zip(self.layers, state.layers, strict=True):
-            x, g, new_state = layer(x, layer_state, position)
+        for number, (layer, layer_state) in enumerate(zip(self.layers, state.layers, strict=True)):
+            x, g, new_state = layer(x, layer_state, position, kept.layers[number] if kept else None)
             new_states.append(new_state)
+        if kept:
+            kept.tokens += length
         return Encoding(self.final_norm(x), g), State(tuple(new_states), state.position + length)
 
     def record_attention(self) -> None:
@@ -170,9 +201,10 @@ class CacheAndSegment(NamedTuple):
         return AttentionTrace(weight[:, :, -1, :size].mean(1), self.position[:, :size])
 
 
-def concat_cache(state: MemoryState, x: Float[Tensor, "b l d"], position: Int[Tensor, "b l"]) -> CacheAndSegment:
-    """Return the cache followed by the segment."""
-    slot = state.ranking.position.argsort(1)
+def concat_cache(state: MemoryState, x: Float[Tensor, "b n d"], position: Int[Tensor, "b l"]) -> CacheAndSegment:
+    """Return the cache followed by the segment, of which ``position`` has the last ones."""
+    slot, before = state.ranking.position.argsort(1), x.shape[1] - position.shape[1]
+    position = position[:, :1] + torch.arange(-before, position.shape[1], device=x.device)
     states = torch.cat([take_slots(state.columns[0], slot), x], 1)
     return CacheAndSegment(states, torch.cat([state.ranking.position.gather(1, slot), position], 1), slot)
 

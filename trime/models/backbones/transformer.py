@@ -74,13 +74,17 @@ class Transformer(nn.Module):
         return [[] for _ in self.layers]
 
     def forward(
-        self, tokens: Int[Tensor, "b l"], state: list[list[Tensor]] | None = None, fresh: Bool[Tensor, " b"] | None = None
-    ) -> tuple[Encoding, list[list[Tensor]] | None]:
-        """Encode each row by itself, or after the positions of ``state``, a ``new_cache`` that is updated in place.
+        self,
+        tokens: Int[Tensor, "b l"],
+        state: None = None,
+        fresh: Bool[Tensor, " b"] | None = None,
+        kept: list[list[Tensor]] | None = None,
+    ) -> tuple[Encoding, None]:
+        """Encode each row by itself, or after the positions of ``kept``, a ``new_cache`` that is updated in place.
 
         ValueError where a row is longer than ``positions``.
         """
-        first = state[0][0].shape[2] if state and state[0] else 0
+        first = kept[0][0].shape[2] if kept and kept[0] else 0
         length = first + tokens.shape[1]
         if length > self.positions:
             raise ValueError(f"a row of {length} tokens exceeds model.backbone.positions={self.positions}")
@@ -90,6 +94,6 @@ class Transformer(nn.Module):
             position = position.masked_fill(padding[:, :, None], 0)
         x = g = self.dropout(math.sqrt(self.width) * self.embedding(tokens) + position)
         for number, layer in enumerate(self.layers):
-            x, g = layer(x, padding, state[number] if state else None)
+            x, g = layer(x, padding, kept[number] if kept else None)
         f = self.final_norm(x)
-        return Encoding(f, f if self.key == "f" else g), state
+        return Encoding(f, f if self.key == "f" else g), None

@@ -20,6 +20,7 @@ from trime.models.backbones.stateful import (
     StatefulBackbone,
     StatefulTransformerLayer,
     concat_cache,
+    joined,
     refuse_padding,
     unsharded_zeros,
     update_cache,
@@ -57,9 +58,9 @@ class RelativeAttention(nn.Module):
         return {}
 
     def forward(
-        self, x: Float[Tensor, "b l d"], state: MemoryState, position: Int[Tensor, "b l"]
+        self, x: Float[Tensor, "b l d"], state: MemoryState, position: Int[Tensor, "b l"], kept: list[Tensor] | None = None
     ) -> tuple[Float[Tensor, "b l d"], MemoryState]:
-        context = concat_cache(state, x, position)
+        context = concat_cache(state, joined(kept, x), position)
         key, value = split_heads(self.kv_proj(context.states), 2, self.heads)
         (query,) = split_heads(self.q_proj(x), 1, self.heads)
         logits = (query + self.content_bias) @ key.transpose(-1, -2)
@@ -70,8 +71,9 @@ class RelativeAttention(nn.Module):
         if self.attention_traces is not None:
             self.attention_traces[:] = [context.attention_trace(weight)]
         attended = self.dropout(weight) @ value
-        new_state = update_cache(self.cache, state, x, position, logits, context.slot)
-        return self.out_proj(attended.transpose(1, 2).flatten(2)), new_state
+        if kept is None:
+            state = update_cache(self.cache, state, x, position, logits, context.slot)
+        return self.out_proj(attended.transpose(1, 2).flatten(2)), state
 
     def distance_logits(self, query: Float[Tensor, "b h q d"], distance: Int[Tensor, "b q k"]) -> Float[Tensor, "b h q k"]:
         """Return (q + v) W r. Where the cache is a window, all rows have the same distances, shifted: r is projected once."""

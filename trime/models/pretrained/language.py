@@ -135,22 +135,22 @@ class PretrainedBackbone(nn.Module):
             self.cache = memories_in_model(family, memories, chunk, family.key_heads if per_head else 1, False)
 
     def forward(
-        self, tokens: Int[Tensor, "b l"], state: Any = None, fresh: Bool[Tensor, " b"] | None = None
+        self, tokens: Int[Tensor, "b l"], state: Any = None, fresh: Bool[Tensor, " b"] | None = None, kept: Any = None
     ) -> tuple[Encoding, Any]:
         """Encode the next window of each row; rows marked ``fresh`` start a new document.
 
-        Without memories, ``state`` is a ``new_cache`` or None: tokens go on with what it holds, which is updated in place.
+        ``kept``: without memories, a ``new_cache``: tokens go on with what it holds, which is updated in place.
         """
         family = self.decoder.family
         if family is None:
-            f = self.decoder.encode(tokens, state)
+            f = self.decoder.encode(tokens, kept)
             return Encoding(f, f), state
         ffn_inputs: list[Tensor] = []
         last = family.stack.layers[-1].mlp
         hook = last.register_forward_pre_hook(lambda _, inputs: ffn_inputs.append(inputs[0]))
         try:
             if not self.is_stateful:
-                f = family.stack(input_ids=tokens, **cache_arguments(state)).last_hidden_state
+                f = family.stack(input_ids=tokens, **cache_arguments(kept)).last_hidden_state
             else:
                 f, state = self.read(tokens, state, fresh)
         finally:
@@ -163,7 +163,7 @@ class PretrainedBackbone(nn.Module):
         return not (self.is_stateful or self.decoder.model._is_stateful)
 
     def new_cache(self) -> Any:
-        """Return an empty cache of keys and values, as ``state`` of a window that is read token by token."""
+        """Return an empty cache of keys and values for a window that is read token by token."""
         return empty_cache(self.decoder.model)
 
     @torch.no_grad()
