@@ -99,6 +99,8 @@ def test_sources_are_those_that_explain_has(client: TestClient, fitted: TextMemo
         assert token["probability"] == pytest.approx(own.probability)
         assert [(each["file"], each["line"]) for each in token["sources"]] == [(s.name, s.line) for _, s, _ in own.sources]
         assert token["share"] == pytest.approx(1 - own.parts["model"] / own.probability)
+    (name,) = {token["run"]["file"] for token in choice["sources"] if token["run"]}
+    assert sum(bool(token["run"]) for token in choice["sources"]) > 10 and name.endswith("0.py")
     assert sum(len(token["sources"]) > 0 for token in choice["sources"]) > 10
     (choice,) = completion(client, max_tokens=12, sources=True)["choices"]
     assert "".join(token["text"] for token in choice["sources"]) == choice["text"]

@@ -453,12 +453,16 @@ class TextMemory:
             tokens = self.decoder.without_padding(row)
             begin, tokens = max(first - (len(row) - len(tokens)), 1), self.decoder.without_end(tokens)
             check_in_vocabulary("output", torch.from_numpy(tokens), self.decoder.embedded)
-            explained = [self.explained(read, sources) for read in self.read(tokens, begin)]
-            for at, count, source in self._experts().runs(tokens, begin):
-                run, own = Run(count, source), slice(at - begin, at - begin + count)
-                explained[own] = [token._replace(run=run) for token in explained[own]]
-            result.append(explained)
+            result.append(self.with_runs([self.explained(read, sources) for read in self.read(tokens, begin)], tokens))
         return result
+
+    def with_runs(self, explained: list[ExplainedToken], tokens: np.ndarray) -> list[ExplainedToken]:
+        """Return the last tokens of a text with the runs among them that are stored word for word."""
+        begin = len(tokens) - len(explained)
+        for at, count, source in self._experts().runs(tokens, begin):
+            run, own = Run(count, source), slice(at - begin, at - begin + count)
+            explained[own] = [token._replace(run=run) for token in explained[own]]
+        return explained
 
     def explain_page(self, file: str | Path, output: Any, first: int = 1, title: str = "Where each token came from") -> Path:
         """Write a page that explains the first row of ``output`` from token ``first`` on; return its file."""

@@ -60,17 +60,17 @@ class ServedMemory(Served):
         return self.infill(spelled[1], spelled[2]) if spelled else prompt
 
     def read(self, prompt: Prompt, wanted: Wanted, explained: int) -> Reading:
-        tokens, served, sources = self.tokens(prompt), list[ServedToken](), list[Explained]()
+        tokens, served, sources = np.array(self.tokens(prompt)), list[ServedToken](), list[ExplainedToken]()
         # What the tokenizer puts before a text predicts its first token, and is not in it.
         begin = len(self.decoder.start) if isinstance(prompt, str) else 0
         if not begin:
-            served.append(ServedToken(self.decoder.text_of(tokens[:1]), None, {}))
-        for read in self.memory.read(np.array(tokens), begin or 1):
+            served.append(ServedToken(self.decoder.text_of(tokens[:1].tolist()), None, {}))
+        for read in self.memory.read(tokens, begin or 1):
             log_probability = read.prediction.log_probability
             served.append(self.served(self.decoder.text_of([read.token]), read.token, log_probability, wanted.likeliest))
             if wanted.sources and len(read.before) >= len(tokens) - explained:
-                sources.append(as_explained(self.memory.explained(read, wanted.sources)))
-        return Reading(served, sources)
+                sources.append(self.memory.explained(read, wanted.sources))
+        return Reading(served, [as_explained(token) for token in self.memory.with_runs(sources, tokens)])
 
     def served(self, text: str, token: int, log_probability: Float[Tensor, " v"] | None, likeliest: int) -> ServedToken:
         """Return a token as it is served, of a distribution."""
