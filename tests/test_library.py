@@ -128,7 +128,7 @@ def test_the_readme_runs_in_an_empty_environment(tmp_path: Path) -> None:
         "inputs = tokenizer('    def lock', return_tensors='pt', return_token_type_ids=False)\n"
     )
     unneeded = "\nimport sys\nassert not {'hydra', 'pytorch_lightning', 'wandb', 'faiss'} & {*sys.modules}\n"
-    run(str(python), "-c", given + own + small.replace("512", "64").replace("recall=64", "recall=32") + unneeded)
+    run(str(python), "-c", given + own + small + unneeded)
     options = ["--model", str(decoder), "--memory", "my-memory"]
     assert "return" in run(command, "memory", "generate", *options, "    def lock", "--max-new-tokens", "30")
     assert "pip install" in run(command, "experiment=trime", fails=True)
