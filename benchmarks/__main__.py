@@ -18,7 +18,7 @@ NAMES = (
     "first_run",
     *("objective", "step", "packing", "external", "datastore", "startup", "memorizing", "attendre", "fit", "mixture"),
     *("retained", "cache", "sizing", "pays", "decoder_memory", "completion", "newer_name", "ngrams", "counts", "recall"),
-    *("reading", "storing", "duel", "own_words", "default_weights", "drafting"),
+    *("reading", "storing", "duel", "own_words", "default_weights", "drafting", "generating"),
 )
 ENVIRONMENT = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "NUMBA_NUM_THREADS")  # variables that change times
 

@@ -117,8 +117,8 @@ def test_the_readme_runs_in_an_empty_environment(tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", str(tmp_path / "env"))
     install("decoder")
     command, decoder = str(python.with_name("trime")), save_decoder(tmp_path)
-    write_texts(here / "docs", range(2))
-    write_texts(here / "src", range(2, 4))
+    write_texts(here / "docs", range(12))
+    write_texts(here / "src", range(12, 14))
     lab, own, small = re.findall(r"```(?:bash|python)\n(.*?)```", README.partition("## What do you have?")[2], re.S)[:3]
     given = (
         "import torch, trime\n"

@@ -12,7 +12,8 @@ import torch
 from tests.helpers.decoders import FAMILIES, PROMPT, Streamer, model_of, take_weights
 from trime.errors import UserError
 from trime.text_memory.drafting import Drafting, say_without
-from trime.text_memory.drafts import EXPECTED, Drafted, Pace
+from trime.text_memory.drafts import EXPECTED, NEAR, Continuation, Drafted, Pace
+from trime.text_memory.experts import Neighbours
 from trime.text_memory.memory import TextMemory
 
 WINDOWED = [("Mistral", {"sliding_window": 8}), ("Gemma3Text", {"sliding_window": 8}), ("Gemma2", {"sliding_window": 8})]
@@ -165,3 +166,24 @@ def test_a_longer_draft_must_pay(fitted: TextMemory) -> None:
             drafts.pace.took(drafted, 1 + a_token * drafted)
         lengths.append(len(drafts.after(tokens, 32)))
     assert lengths[0] == 0 < lengths[1]
+
+
+def test_neighbours_are_followed_within_their_documents(fitted: TextMemory) -> None:
+    """Those that had the token go on with what they are followed by, and none goes on behind its document."""
+    experts = fitted.processor().experts
+    (segment,) = experts.segments
+    end = int(segment.offsets[1]) - 1  # the last token of the first document
+    places = torch.tensor([[10, 30, end, 11]])
+    token = torch.from_numpy(segment.token(places[0].numpy()))[None].long()
+    first = int(token[0, 0])
+    token[0, 1:3] = first
+    token[0, 3] = first + 1
+    found = Neighbours(torch.tensor([[0.5, 0.5, 0.5, 0.5]]), token, torch.zeros_like(places), places)
+    near = Continuation.of([segment], found, first)
+    assert near.place.tolist() == [10, 30, end] and near.weight.sum() == pytest.approx(0.75)
+    following = segment.token(np.array([11, 31])).tolist()
+    assert near.tokens().tolist() == [*following, -1]
+    ((best, source, context, share),) = near.best(1)
+    assert best in following and source == NEAR and context == 1 and share == pytest.approx(0.25 * following.count(best))
+    assert near.after(following[0]).place.tolist() == [11, *([31] if following[1] == following[0] else [])]
+    assert near.after(-5).best(2) == []

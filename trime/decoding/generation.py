@@ -29,6 +29,8 @@ from trime.scoring.mixtures.experts import History, stack_masses
 from trime.scoring.scorer import Scorer
 from trime.token_memory.test.base import Entries, Memory, Window
 
+LIKELIEST = 512  # tokens among which a nucleus is looked for before all are sorted
+
 
 @dataclass(frozen=True)
 class TokenSampler:
@@ -43,10 +45,16 @@ class TokenSampler:
             probability = probability.index_fill(0, torch.tensor(self.excluded, device=probability.device), 0)
         if not self.temperature:
             return int(probability.argmax())
-        sharpened = (probability.log() / self.temperature).softmax(0)
-        ordered, token = sharpened.sort(descending=True)
-        nucleus = ordered.masked_fill(ordered.cumsum(0) - ordered >= self.top_p, 0)
-        return int(token[torch.multinomial(nucleus.cpu(), 1, generator=generator)])
+        sharpened = (probability.log() / self.temperature).softmax(0).double().cpu()
+        if self.top_p < 1:
+            ordered, token = sharpened.topk(min(LIKELIEST, len(sharpened)))
+            if ordered.sum() < self.top_p:
+                ordered, token = sharpened.sort(descending=True)
+            cumulative = ordered.masked_fill(ordered.cumsum(0) - ordered >= self.top_p, 0).cumsum(0)
+        else:
+            token, cumulative = torch.arange(len(sharpened)), sharpened.cumsum(0)
+        drawn = torch.rand(1, generator=generator, dtype=torch.float64) * cumulative[-1]
+        return int(token[torch.searchsorted(cumulative, drawn, right=True).clamp(max=len(token) - 1)])
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ class Decoder:
         self.width, symbols = shape_of_linear(head)
         self.vocabulary = max(symbols, len(tokenizer))
         self.embedded = own.get_input_embeddings().num_embeddings
+        self.anchor = tokenizer(ANCHOR, add_special_tokens=False).input_ids[-1:]
         self.start = prompt_frame(tokenizer, chat_template=False)[0]  # as the tokenizer begins every text
         positions = positions_of(own.config)
         if window + overlap + len(self.start) > positions:
@@ -200,8 +201,7 @@ class Decoder:
 
     def text_of(self, tokens: Any) -> str:
         """Return the text of some tokens, with the space that the first begins with."""
-        anchor = self.tokenizer(ANCHOR, add_special_tokens=False).input_ids[-1:]
-        return str(self.tokenizer.decode([*anchor, *tokens], clean_up_tokenization_spaces=False)).removeprefix(ANCHOR)
+        return str(self.tokenizer.decode([*self.anchor, *tokens], clean_up_tokenization_spaces=False)).removeprefix(ANCHOR)
 
     def inside(self, text: str) -> list[int]:
         """Return the tokens of a text that continues another: without the space that some tokenizers put before every text."""

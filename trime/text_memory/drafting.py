@@ -18,7 +18,7 @@ from trime.common.pretrained import CACHES, cache_name, cache_of, takes_back
 from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.text_memory.decoder import Decoder
-from trime.text_memory.drafts import Drafted, Drafts
+from trime.text_memory.drafts import Continuation, Drafted, Drafts
 from trime.text_memory.experts import NEIGHBOURS
 from trime.text_memory.processor import MemoryProcessor, Place
 
@@ -79,6 +79,8 @@ class Drafting:
                 ends = bool(stopping_criteria(written, scores).all())
                 if ends or (number < len(draft) and int(token) != draft[number].token):
                     break
+            near = place and place.found
+            self.drafts.near = Continuation.of(self.drafts.segments, near, int(token)) if near else None
             self.note(draft, written[0, length:].tolist())
             roll_back(kept, kept.get_seq_length() + padding + 1 - written.shape[1], first)
             first = False

@@ -1,7 +1,8 @@
 """Drafts of the next tokens from the stored texts, the text so far and an expected one; and how long a draft should be.
 
-A draft goes on with what followed the longest context: one token after another, as long as that pays. The chance that a token
-is right comes from the share of its context's places that it followed, and from how often such tokens were right before. A call
+A draft goes on with what followed the longest context, or the nearest neighbours of the last one: one token after another, as
+long as that pays. The chance that a token is right comes from the share of its context's places that it followed, or of the
+neighbours' weight, and from how often such tokens were right before. A call
 of the model with k drafted tokens takes c(k) seconds and gives 1 + p1 + p1 p2 + … tokens, where p is the chance of each; the
 best length has the most tokens a second. Unlike REST (He et al. 2024) and SuffixDecoding (Oliaro et al. 2025) there is no
 threshold to set.
@@ -15,10 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trime.text_memory.experts import Experts, followers_of_range
+from trime.text_memory.experts import Experts, Neighbours, followers_of_range
+from trime.text_memory.segment import Segment
 from trime.token_memory.test.ngrams_cpu import longest_context, longest_earlier
 
-STORED, WRITTEN, EXPECTED = "stored", "written", "expected"  # sources of a draft
+STORED, WRITTEN, EXPECTED, NEAR = "stored", "written", "expected", "neighbours"  # sources of a draft
+TEMPERATURE = 0.04  # of the neighbours' cosines
 LEAST, MOST = 2, 24  # tokens of a context
 LONGEST = 32  # tokens of a draft
 FAINT = 0.05  # chance of a whole draft from which on it is not made longer
@@ -82,12 +85,53 @@ class Pace:
             self.right[kind] += is_right
 
 
+class Continuation(NamedTuple):
+    """What follows some places of the segments: the segment, the place and the weight of each."""
+
+    segments: list[Segment]
+    segment: np.ndarray  # [n]
+    place: np.ndarray  # [n]
+    weight: np.ndarray  # [n], 1 in all before any was left out
+
+    @staticmethod
+    def of(segments: list[Segment], found: Neighbours, token: int) -> Continuation:
+        """Return what follows those neighbours of a context that have the token which was written there."""
+        weight = (found.similarity[0] / TEMPERATURE).softmax(0).numpy()
+        has = found.token[0].numpy() == token
+        return Continuation(segments, found.segment[0].numpy()[has], found.place[0].numpy()[has], weight[has])
+
+    def tokens(self) -> np.ndarray:
+        """Return the token behind each place, -1 at the end of a document."""
+        tokens = np.full(len(self.place), -1)
+        for number in np.unique(self.segment):
+            own, offsets = np.flatnonzero(self.segment == number), self.segments[number].offsets
+            place = self.place[own]
+            inside = place + 1 < offsets[np.searchsorted(offsets, place, "right")]
+            tokens[own[inside]] = self.segments[number].token(place[inside] + 1)
+        return tokens
+
+    def after(self, token: int) -> Continuation:
+        """Return what follows a token, where that comes next."""
+        has = self.tokens() == token
+        return Continuation(self.segments, self.segment[has], self.place[has] + 1, self.weight[has])
+
+    def best(self, context: int) -> list[tuple[int, str, int, float]]:
+        """Return the next token of the largest weight, if there is one, as ``likeliest`` compares it."""
+        tokens = self.tokens()
+        known, inverse = np.unique(tokens[tokens >= 0], return_inverse=True)
+        if not len(known):
+            return []
+        share = np.bincount(inverse, self.weight[tokens >= 0])
+        return [(int(known[share.argmax()]), NEAR, context, float(share.max()))]
+
+
 class Drafts:
     """Drafts from the stored texts of some experts, from the text so far, and from ``expected`` tokens."""
 
     def __init__(self, experts: Experts, pace: Pace, expected: np.ndarray | None = None):
         self.segments, self.pace = experts.segments, pace
         self.expected = np.zeros(0, np.int64) if expected is None else expected
+        self.near: Continuation | None = None  # of the last place
         self.place = 0  # in the expected text, of the next token
         self.written = -1  # tokens of the text when it was last asked for
 
@@ -97,13 +141,14 @@ class Drafts:
         place = self.place + (len(tokens) - self.written if self.written >= 0 else 0)
         self.place = self.next_expected(tokens, place)[1]
         place, self.written, length = self.place, len(tokens), len(tokens)
-        text, draft = np.append(tokens, np.zeros(LONGEST, np.int64)), list[Drafted]()
+        text, draft, near = np.append(tokens, np.zeros(LONGEST, np.int64)), list[Drafted](), self.near
         all_right, gained, best, kept = 1.0, 1.0, 1.0, 0
         while len(draft) < min(room, LONGEST):
-            found, place = self.likeliest(text[: length + len(draft)], place)
+            followed = near.best(1 + len(draft)) if near else []
+            found, place = self.likeliest(text[: length + len(draft)], place, followed)
             if found is None or all_right * found.chance < FAINT:
                 break
-            text[length + len(draft)] = found.token
+            text[length + len(draft)], near = found.token, near and near.after(found.token)
             draft.append(found)
             all_right *= found.chance
             gained += all_right
@@ -111,9 +156,12 @@ class Drafts:
                 best, kept = rate, len(draft)
         return draft[:kept]
 
-    def likeliest(self, text: np.ndarray, place: int) -> tuple[Drafted | None, int]:
-        """Return the token with the best chance to follow a text, and the place behind it in the expected text."""
-        found = []
+    def likeliest(self, text: np.ndarray, place: int, found: list[tuple[int, str, int, float]]) -> tuple[Drafted | None, int]:
+        """Return the token with the best chance to follow a text, and the place behind it in the expected text.
+
+        ``found``: what neighbours propose: token, source, length of its context, share.
+        """
+        found = [*found]
         for segment in self.segments:
             array = segment.array
             context, low, high = longest_context(array.text, array.suffixes, array.starts, text, LEAST, MOST)

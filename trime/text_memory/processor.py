@@ -185,7 +185,10 @@ class MemoryProcessor:
         self.begin = self.begin or input_ids.shape[1]
         repeats = len(input_ids) // len(self.healed)  # beams, or several continuations of a prompt
         written = [self.decoder.text_of(tokens) for tokens in input_ids[:, self.begin :].tolist()]
-        return [self.healed[row // repeats][len(text) :] for row, text in enumerate(written)]
+        rests = [self.healed[row // repeats][len(text) :] for row, text in enumerate(written)]
+        if not any(rests):
+            self.healed = None  # nothing of it is left, in any row, from here on
+        return rests
 
     def begins(self, rest: str) -> list[int]:
         """Return the tokens that hold all of a text, and more, and those with which the tokenizer would begin it."""

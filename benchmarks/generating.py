@@ -1,0 +1,72 @@
+"""What a token costs that a run's model writes, with its memories and mixture, beside a cached token of the model alone.
+
+Each run continues the same prompt greedily. The model alone reads one token with the keys and values of as many as a window
+holds, and chooses the most likely one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import trime
+from benchmarks.measure import Claim, Measured, alternately
+
+BOUND = 1.3  # of a written token over one of the model alone
+PROMPT, WRITTEN = 700, 10  # tokens, the second in each turn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--prompt", type=Path, required=True, help="a file that is continued")
+    parser.add_argument("--rounds", type=int, default=20)
+
+
+def measure(options: argparse.Namespace) -> Measured:
+    """Return a row for each run."""
+    rows = []
+    for folder in options.runs:
+        model = trime.load(folder)
+        writer = model.start(max_new_tokens=10**6, temperature=0.0)
+        tokens = writer.token_ids(options.prompt.read_text(encoding="utf-8"))[:PROMPT]
+        writer.continuation.read(tokens)
+        steps, alone = writer.steps(), alone_of(writer.continuation.network, tokens)
+        turns: dict[str, Callable[[], Any]] = {
+            "alone": lambda alone=alone: [alone() for _ in range(WRITTEN)],
+            "written": lambda steps=steps: [next(steps) for _ in range(WRITTEN)],
+        }
+        measured = alternately(turns, options.rounds)
+        ms = {name: 1000 * each["median_seconds"] / WRITTEN for name, each in measured.items()}
+        rows.append(
+            {"run": model.graph.config.name, "row": model.label, "parameters": writer.continuation.network.parameter_count}
+            | {f"ms {name}": round(value, 2) for name, value in ms.items()}
+            | {"over alone": round(ms["written"] / ms["alone"], 2)}
+        )
+    return Measured(rows, [Claim(f"a token of {row['run']} over one of its model", row["over alone"], BOUND) for row in rows])
+
+
+def alone_of(network: Any, tokens: list[int]) -> Callable[[], int]:
+    """Return a function that chooses the token after a window of half the model's positions."""
+    count = min(len(tokens), network.backbone.positions) // 2
+    device = next(network.parameters()).device
+
+    @torch.no_grad()
+    def step(kept: Any, first: int, last: int) -> int:
+        encoding, _ = network(torch.tensor([tokens[first:last]], device=device), None, None, kept)
+        return int(network.head.log_probs(encoding.f[0, -1:]).argmax())
+
+    def cached() -> int:
+        nonlocal kept, read
+        if read >= 2 * count:  # a window has no room for more
+            kept, read = network.backbone.new_cache(), count
+            step(kept, 0, count)
+        read += 1
+        return step(kept, read - 1, read)
+
+    kept, read = None, 2 * count
+    return partial(cached)
