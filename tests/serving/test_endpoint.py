@@ -111,6 +111,9 @@ def test_stops_seeds_and_several_answers(client: TestClient, fitted: TextMemory)
     stop = text[12:16]
     (choice,) = completion(client, max_tokens=40, stop=["never", stop])["choices"]
     assert choice["text"] == text[: text.index(stop)] and choice["finish_reason"] == "stop"
+    (choice,) = completion(client, max_tokens=40, stop=stop, sources=True)["choices"]
+    assert "".join(token["text"] for token in choice["sources"]).startswith(choice["text"])
+    assert len("".join(token["text"] for token in choice["sources"][:-1])) < len(choice["text"])
     streamed = client.post(
         "/v1/completions", json={"prompt": PROMPT, "temperature": 0, "max_tokens": 40, "stop": stop, "stream": True}
     ).text
@@ -197,9 +200,11 @@ def test_pages_of_other_sites_are_not_answered(client: TestClient, served: Serve
         {"host": "elsewhere.org"},
         {"host": "127.0.0.1.elsewhere.org"},
         {"host": ""},
+        {"host": "[::1"},
+        {"origin": "http://[::1"},
     ):
         for response in (client.post("/v1/completions", json=asked, headers=headers), client.get("/", headers=headers)):
-            assert response.status_code in (403, 421) and "access-control-allow-origin" not in response.headers
+            assert response.status_code in (400, 403, 421) and "access-control-allow-origin" not in response.headers
     assert client.post("/v1/completions", json=asked, headers={"origin": HERE}).status_code == 200
     assert "frame-ancestors 'none'" in client.get("/").headers["content-security-policy"]
     guarded = TestClient(Endpoint(served, "a secret"), base_url="http://machine.example")

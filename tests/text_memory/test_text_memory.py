@@ -29,6 +29,7 @@ from tests.helpers.decoders import FAMILIES, model_of, sentencepiece_of, take_we
 from trime.common.io import checksum_of, write_json
 from trime.common.pretrained import identity_of_model
 from trime.errors import UserError
+from trime.text_memory import index
 from trime.text_memory.memory import TextMemory
 from trime.text_memory.segment import DESCRIPTION, TEXTS
 
@@ -662,3 +663,24 @@ def test_files_are_stored_as_they_are_saved(model: Any, tokenizer: Any, texts: P
     until.set()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_without_faiss_all_keys_are_compared(
+    model: Any, tokenizer: Any, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of an index that was made with it too; where they are too many, what to install is said."""
+    monkeypatch.setattr(index, "EXACT", 64)
+    monkeypatch.setattr(index, "PER_CELL", 32)
+    with_faiss = TextMemory(model, tokenizer, tmp_path / "with")
+    with_faiss.add(texts / "stored")
+    assert [*with_faiss.folder.rglob(index.INDEX)]
+    monkeypatch.setattr(index, "find_spec", lambda name: None)
+    without = TextMemory(model, tokenizer, tmp_path / "without")
+    without.add(texts / "stored")
+    assert not [*without.folder.rglob(index.INDEX)]
+    again = TextMemory(model, tokenizer, tmp_path / "with")
+    text = text_of(71, 8)
+    torch.testing.assert_close(again.score(text), without.score(text), rtol=0, atol=0)
+    monkeypatch.setattr(index, "MOST", 100)
+    with pytest.raises(UserError, match="too many to compare all of them: pip install"):
+        TextMemory(model, tokenizer, tmp_path / "other").add(texts / "stored")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from itertools import product
+from itertools import accumulate, product
 from typing import Any, NamedTuple
 
 from trime.errors import UserError
@@ -91,7 +91,8 @@ def answer(served: Served, asked: AskedCompletion | AskedChat, emit: Callable[[P
         text, ended = "", False
         if lengths[which]:
             text, ended, own = served.write(prompts[which], wanted, one.take)
-            sources = sources + own
+            before = accumulate((len(token.text) for token in own), initial=0)
+            sources = sources + [token for token, at in zip(own, before, strict=False) if at < len(one.text)]
         listening = one.grow(text, last=True, sources=sources, ended=ended)
         read, written = read + len(tokens[which]), written + one.written
         if not listening:

@@ -125,9 +125,13 @@ class Endpoint:
     def check(self, headers: Headers, path: str) -> None:
         """Raise RefusedError for what a page of another site sends, under whatever name, and for a wrong token."""
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self.token is None and urlsplit(f"//{host}").hostname not in LOOPBACK:
+        try:
+            name, site = urlsplit(f"//{host}").hostname, None if origin is None else urlsplit(origin).netloc
+        except ValueError:
+            raise RefusedError(400, "Host or Origin is no address", "wrong_host") from None
+        if self.token is None and name not in LOOPBACK:
             raise RefusedError(421, f"the host {host[:80]!r} is not this machine", "wrong_host")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if site not in (None, host):
             raise RefusedError(403, "pages of other sites are not answered", "wrong_origin")
         if self.token is not None and path != "/":  # the page asks for nothing and holds no text
             given = headers.get("authorization", "").removeprefix("Bearer ")
