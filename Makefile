@@ -77,7 +77,7 @@ test-slow: install-dev ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
 
 # torch comes by pip, from wherever that finds it (TORCH_FROM="--index-url …"); all else in its newest version, without pins.
-VERSIONS ?= 5.18.0 5.21.0 latest
+VERSIONS ?= 4.57.1 5.18.0 latest
 PYTHONS ?= python3.11
 DOORS := tests/text_memory tests/kv/test_evicting_cache.py tests/serving
 test-versions: $(VENV)/bin/uv ## the tests of memories and EvictingCache with other versions of transformers and Python (VERSIONS="5.18.0 latest" PYTHONS="python3.13")

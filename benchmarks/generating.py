@@ -35,10 +35,9 @@ def measure(options: argparse.Namespace) -> Measured:
         writer = model.start(max_new_tokens=10**6, temperature=0.0)
         tokens = writer.token_ids(options.prompt.read_text(encoding="utf-8"))[:PROMPT]
         writer.continuation.read(tokens)
-        steps, alone = writer.steps(), alone_of(writer.continuation.network, tokens)
         turns: dict[str, Callable[[], Any]] = {
-            "alone": lambda alone=alone: [alone() for _ in range(WRITTEN)],
-            "written": lambda steps=steps: [next(steps) for _ in range(WRITTEN)],
+            "alone": partial(several, Alone(writer.continuation.network, tokens)),
+            "written": partial(several, partial(next, writer.steps())),
         }
         measured = alternately(turns, options.rounds)
         ms = {name: 1000 * each["median_seconds"] / WRITTEN for name, each in measured.items()}
@@ -50,23 +49,29 @@ def measure(options: argparse.Namespace) -> Measured:
     return Measured(rows, [Claim(f"a token of {row['run']} over one of its model", row["over alone"], BOUND) for row in rows])
 
 
-def alone_of(network: Any, tokens: list[int]) -> Callable[[], int]:
-    """Return a function that chooses the token after a window of half the model's positions."""
-    count = min(len(tokens), network.backbone.positions) // 2
-    device = next(network.parameters()).device
+def several(step: Callable[[], Any]) -> None:
+    """Take some steps."""
+    for _ in range(WRITTEN):
+        step()
+
+
+class Alone:
+    """A model that chooses the next token again and again; its window has half to all of the tokens that fit."""
+
+    def __init__(self, network: Any, tokens: list[int]):
+        self.network, self.tokens = network, tokens
+        self.half = min(len(tokens), network.backbone.positions) // 2
+        self.read, self.kept = 2 * self.half, None
+
+    def __call__(self) -> int:
+        if self.read >= 2 * self.half:  # the window has no room for more
+            self.kept, self.read = self.network.backbone.new_cache(), self.half
+            self.step(0, self.half)
+        self.read += 1
+        return self.step(self.read - 1, self.read)
 
     @torch.no_grad()
-    def step(kept: Any, first: int, last: int) -> int:
-        encoding, _ = network(torch.tensor([tokens[first:last]], device=device), None, None, kept)
-        return int(network.head.log_probs(encoding.f[0, -1:]).argmax())
-
-    def cached() -> int:
-        nonlocal kept, read
-        if read >= 2 * count:  # a window has no room for more
-            kept, read = network.backbone.new_cache(), count
-            step(kept, 0, count)
-        read += 1
-        return step(kept, read - 1, read)
-
-    kept, read = None, 2 * count
-    return partial(cached)
+    def step(self, first: int, last: int) -> int:
+        tokens = torch.tensor([self.tokens[first:last]], device=next(self.network.parameters()).device)
+        encoding, _ = self.network(tokens, None, None, self.kept)
+        return int(self.network.head.log_probs(encoding.f[0, -1:]).argmax())

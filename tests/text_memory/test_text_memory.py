@@ -26,12 +26,14 @@ from tokenizers import Tokenizer
 import trime
 from tests.conftest import ROOT
 from tests.helpers.decoders import FAMILIES, model_of, sentencepiece_of, take_weights, text_of, tokenizer_of, write_texts
+from tests.helpers.endpoint import serving
 from trime.common.io import checksum_of, write_json
 from trime.common.pretrained import identity_of_model
 from trime.errors import UserError
 from trime.text_memory import index
 from trime.text_memory.memory import TextMemory
 from trime.text_memory.segment import DESCRIPTION, TEXTS
+from trime.text_memory.served import ServedMemory
 
 
 def step(memory: TextMemory, model: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
@@ -261,11 +263,17 @@ def test_the_page_runs_as_printed(
     names = {"DECODER": tmp_path / "decoder", "STORED": texts / "stored", "HELD_OUT": texts / "held_out"}
     page = (ROOT / "docs" / "decoder-memory.md").read_text()
     monkeypatch.chdir(tmp_path)
-    for block in page.split("```python\n")[1:]:
-        exec(block.split("```")[0], names)
+    blocks = [block.split("```")[0] for block in page.split("```python\n")[1:]]
+    for block in blocks:
+        if "OpenAI" not in block:
+            exec(block, names)
     shown = capsys.readouterr().out
     assert "model alone" in shown and "0.py" in shown and " self" in shown
     assert len(names["memory"].names) == 3  # type: ignore[attr-defined]
+    with serving(ServedMemory(names["memory"])) as address:  # what is asked of the endpoint
+        (asked,) = [block for block in blocks if "OpenAI" in block]
+        exec(asked.replace("http://127.0.0.1:8000", address), names)
+    assert "def " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["queries", "keys"])

@@ -18,15 +18,16 @@ from torch import nn
 from trime.common.types import Tensor
 from trime.errors import UserError, install_command
 
-OLDEST = "5.18"  # version of transformers; earlier ones hand attention other arguments
+OLDEST = "4.57"  # version of transformers
+ATTENTION = "5.18"  # version from which attention is replaced as it is here; earlier ones hand it other arguments
 CACHES = ("cache", "past_key_values")  # names of a model's cache: since 5.24, and before
 HEAD = "lm_head.weight"
 SAMPLED = 64  # values of each weight that tell models apart
 
 
-def load_pretrained(name: str, dtype: str = "float32") -> Any:
-    """Return the model in evaluation mode; UserError where there is none, or transformers has an untested version."""
-    check_version()
+def load_pretrained(name: str, dtype: str = "float32", oldest: str = ATTENTION) -> Any:
+    """Return the model in evaluation mode; UserError where there is none, or transformers is older than ``oldest``."""
+    check_version(oldest)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, T5EncoderModel
     from transformers.utils.logging import disable_progress_bar
 
@@ -68,14 +69,14 @@ def load_error(name: str, what: str, error: Exception) -> UserError:
     return UserError(f"model.name={name} {what}: {reason}")
 
 
-def check_version() -> None:
+def check_version(oldest: str = OLDEST) -> None:
     """Raise UserError unless transformers is installed, in a version that is known to work or newer."""
     try:
         installed = metadata.version("transformers")
     except metadata.PackageNotFoundError:
         raise UserError(f"transformers is not installed: {install_command('decoder')}") from None
-    if [int(part) for part in installed.split(".")[:2]] < [int(part) for part in OLDEST.split(".")]:
-        raise UserError(f"transformers {installed} is too old: install transformers>={OLDEST}")
+    if [int(part) for part in installed.split(".")[:2]] < [int(part) for part in oldest.split(".")]:
+        raise UserError(f"transformers {installed} is too old: install transformers>={oldest}")
 
 
 @cache
@@ -91,7 +92,10 @@ def takes_back(kept: Any) -> bool:
     """Return whether a cache can forget the last tokens that it has read."""
     from transformers import DynamicCache
 
-    return type(kept) is DynamicCache  # those that derive from it quantise or move what they keep
+    if type(kept) is not DynamicCache:  # those that derive from it quantise or move what they keep
+        return False
+    # Layers with a window take tokens back where they can record them, which transformers 4 has not.
+    return hasattr(kept, "activate_past_recording") or not any(getattr(layer, "is_sliding", False) for layer in kept.layers)
 
 
 def cache_of(inputs: dict[str, Any]) -> Any:

@@ -23,7 +23,16 @@ import torch
 from trime.common.checks import check_number, check_object, short_repr
 from trime.common.choices import Extension
 from trime.common.io import locked, read_tensors, remove_half_written, write_tensors
-from trime.common.pretrained import cache_name, cache_of, check_version, device_of, identity_of_model, positions_of, unwrapped
+from trime.common.pretrained import (
+    ATTENTION,
+    cache_name,
+    cache_of,
+    check_version,
+    device_of,
+    identity_of_model,
+    positions_of,
+    unwrapped,
+)
 from trime.common.progress import Progress
 from trime.common.types import Bool, Int, Tensor
 from trime.errors import UserError
@@ -36,7 +45,7 @@ from trime.kv.layer_memory import LayerMemories, LayerMemory, numbered
 from trime.kv.recall.store import Recall
 from trime.kv.rope import RopeDecoder, key_heads, per_layer, sliding_windows
 
-check_version()  # before the imports below fail with a message of their own
+check_version(ATTENTION)  # before the imports below fail with a message of their own
 
 from transformers import AttentionInterface, GenerationMixin
 from transformers.cache_utils import Cache

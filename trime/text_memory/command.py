@@ -85,11 +85,11 @@ def main(words: list[str]) -> int:
 
 def opened(options: argparse.Namespace) -> Any:
     """Return the memory of a model, which is loaded."""
-    from trime.common.pretrained import load_pretrained
+    from trime.common.pretrained import OLDEST, load_pretrained
     from trime.models.pretrained.tokenizer import load_tokenizer
     from trime.text_memory.memory import TextMemory
 
-    model = load_pretrained(options.model, options.dtype).to(options.device)
+    model = load_pretrained(options.model, options.dtype, OLDEST).to(options.device)
     return TextMemory(model, load_tokenizer(options.model), options.memory, knn=not options.no_knn)
 
 
