@@ -101,3 +101,24 @@ def test_copied_runs_name_their_file_and_line(fitted: TextMemory, texts: Path) -
     assert "".join(lines[7:10]) in copied and copied in "".join(lines)
     assert Path(longest.source.name).name == "2.py" and lines[longest.source.line - 1].strip() in "".join(lines[5:8])
     assert sum(token.run is longest for token in row) == longest.tokens and row[2].run is None
+
+
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+def test_keys_as_bytes_lose_no_neighbour(spread: float, tmp_path: Path) -> None:
+    """A single query finds what a comparison with all keys finds, whatever the keys' largest numbers are; hidden ones never."""
+    draw = np.random.default_rng(1)
+    key = draw.normal(size=(5000, 48)) * np.exp(spread * draw.normal(size=(5000, 48)))
+    key[3000:4000] = key[:1000] + 1e-3 * draw.normal(size=(1000, 48))  # many that are nearly equal
+    key = (key / np.linalg.norm(key, axis=1, keepdims=True)).astype(np.float16)
+    keys, first = KeyIndex(tmp_path, key, np.array([0, 2500])), [0, 2500]
+    query = torch.from_numpy(key[:60].astype(np.float32)) + 0.01 * torch.randn(60, 48)
+    for hidden in ((0, 0), (100, 4900), (1, 4990)):
+        score = query @ torch.from_numpy(key.astype(np.float32)).T
+        score[:, first] = score[:, slice(*hidden)] = -torch.inf
+        left = int((score[0] > -torch.inf).sum())
+        expected = index.steady_topk(score, min(64, left))
+        for row in range(60):
+            similarity, place = keys.nearest(query[row : row + 1], 64, hidden)
+            assert similarity.shape == (1, min(64, left)) and (score[row, place[0]] - similarity[0]).abs().max() < 1e-6
+            # Which of two equal ones comes first is a matter of rounding.
+            torch.testing.assert_close(similarity[0], score[row, expected[row]], rtol=0, atol=2 * index.EQUAL)
