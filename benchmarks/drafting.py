@@ -180,33 +180,30 @@ class Calls:
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> Path:
-    """Draw for each text and decoding the speed of each way over the tokens that it writes in a call."""
-    texts = list(dict.fromkeys((row["text"], row["decoding"]) for row in rows))
-    headline = "Tokens a second by tokens a call: what a draft costs is how far a way lies below the plain model's line"
+    """Draw for each decoding the speed of each way on each text, in that of the plain model, over the tokens of a call."""
+    headline = "Speed by tokens a call: what a draft costs is how far a point lies below the line"
+    decodings = dict.fromkeys(row["decoding"] for row in rows)
+    panels: list[Panel] = [
+        partial(draw_decoding, rows=[row for row in rows if row["decoding"] == decoding], has_key=not number)
+        for number, decoding in enumerate(decodings)
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        panels: list[Panel] = [
-            partial(draw_text, rows=rows, text=text, decoding=decoding, has_key=not number)
-            for number, (text, decoding) in enumerate(texts)
-        ]
-        shutil.copy(save_panels(panels, Path(folder) / file.name, headline, height=2.8), file)
+        shutil.copy(save_panels(panels, Path(folder) / file.name, headline, height=3.2), file)
     return file
 
 
-def draw_text(axis: Any, rows: list[dict[str, Any]], text: str, decoding: str, has_key: bool) -> None:
-    """Draw the panel of a text and a decoding; on the line a call takes as long as one of the plain model without a draft."""
-    points = {
-        row["way"]: (1 / row["calls a token"], 1000 / row["ms a token"])
-        for row in rows
-        if row["text"] == text and row["decoding"] == decoding
-    }
-    farthest = 1.15 * max(calls for calls, _ in points.values())
-    axis.plot([0, farthest], [0, farthest * points[PLAIN][1]], color="#5c6773", lw=0.8)
-    for way, (calls, speed) in points.items():
-        axis.plot([calls], [speed], "o", color=COLOURS[way], ms=7, label=way)
+def draw_decoding(axis: Any, rows: list[dict[str, Any]], has_key: bool) -> None:
+    """Draw the panel of a decoding; on the line a call takes as long as one of the plain model without a draft."""
+    plain = {row["text"]: row["ms a token"] for row in rows if row["way"] == PLAIN}
+    farthest = 1.1 * max(1 / row["calls a token"] for row in rows)
+    axis.plot([0, farthest], [0, farthest], color=COLOURS[PLAIN], lw=0.8)
+    for way in WAYS[1:]:
+        points = [(1 / row["calls a token"], plain[row["text"]] / row["ms a token"]) for row in rows if row["way"] == way]
+        axis.plot(*zip(*points, strict=True), "o", color=COLOURS[way], ms=6, alpha=0.8, label=way)
     if has_key:
         axis.legend(loc="upper left", fontsize=8, frameon=False)
     axis.set_xlim(0, farthest)
     axis.set_ylim(bottom=0)
     axis.set_xlabel("tokens a call")
-    axis.set_ylabel("tokens a second")
-    axis.set_title(f"{text}, {decoding}")
+    axis.set_ylabel("times the plain model's speed")
+    axis.set_title(f"{rows[0]['decoding']}, {len(plain)} texts")
