@@ -131,7 +131,7 @@ class AskedChat(Asked):
         """Return the chat, whose messages have text alone."""
         messages = []
         for message in self.messages:
-            if unknown := {name for name, value in message.items() if value} - {"role", "content", "name"}:
+            if unknown := {name for name, value in message.items() if value} - {"role", "content"}:
                 raise UserError(f"messages: {', '.join(sorted(unknown))} is not followed here: a message has role and content")
             messages.append({"role": message.get("role"), "content": text_of(message.get("content"))})
         return [messages]

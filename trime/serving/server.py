@@ -38,7 +38,7 @@ def serve(served: Served, host: str = HOST, port: int = 0, token: str | None = N
     address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
     page = f"{address}/#token={token}" if token else address
     print(f"{served.name}: the API is at {address}/v1, a page at {page} (Ctrl-C ends it)", flush=True)
-    server = uvicorn.Server(uvicorn.Config(Endpoint(served, token), log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(Endpoint(served, token), log_level="warning", timeout_graceful_shutdown=2))
     # A thread has a loop of its own: in a notebook one runs already.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
