@@ -46,7 +46,11 @@ def measure(options: argparse.Namespace) -> Measured:
             | {f"ms {name}": round(value, 2) for name, value in ms.items()}
             | {"over alone": round(ms["written"] / ms["alone"], 2)}
         )
-    return Measured(rows, [Claim(f"a token of {row['run']} over one of its model", row["over alone"], BOUND) for row in rows])
+    claims = [
+        Claim(f"a token of {row['run']} ({row['parameters']:,} parameters) over one of its model", row["over alone"], BOUND)
+        for row in rows
+    ]
+    return Measured(rows, claims)
 
 
 def several(step: Callable[[], Any]) -> None:
