@@ -63,5 +63,9 @@ def extend_shown(shown: str, text: str) -> tuple[str, str]:
     """
     # A tokenizer writes some marks without the blank before them, and a character byte by byte.
     complete = text.rstrip().removesuffix("\N{REPLACEMENT CHARACTER}")
-    common = next((i for i, (a, b) in enumerate(zip(shown, complete, strict=False)) if a != b), min(len(shown), len(complete)))
-    return complete[common:], complete
+    return complete[in_common(shown, complete) :], complete
+
+
+def in_common(one: str, other: str) -> int:
+    """Return the number of characters with which two texts begin alike."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

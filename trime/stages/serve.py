@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from trime.common.checks import check_in_vocabulary
-from trime.decoding.explanation import GeneratedToken, extend_shown
+from trime.decoding.explanation import GeneratedToken, extend_shown, in_common
 from trime.decoding.generation import AttributedToken
 from trime.errors import UserError
 from trime.lab.stage import Stage
@@ -79,18 +79,29 @@ class ServedWriter(Served):
         self.begin(wanted)
         before = self.tokens(prompt)
         self.writer.continuation.read(before)
-        given = self.text(before)
-        text, shown, sources = "", given, list[Explained]()
+        given = whole = shown = self.text(before)
+        text, sources = "", list[Explained]()
         seed = secrets.randbelow(2**31) if wanted.seed is None else wanted.seed
         for step in self.writer.steps(seed):
-            new, shown = extend_shown(shown, self.text(before + self.writer.written))
+            last, whole = whole, self.text(before + self.writer.written)
+            new, shown = extend_shown(shown, whole)
             if wanted.sources:
                 sources.append(as_explained(self.writer.describe_step(step, wanted.sources), new))
-            text += new
+            # A tokenizer may join the last token to the next one: what two texts have in common stays as it is.
+            text = longer(text, continued(given, whole[: in_common(last, whole)]))
             if not take(self.served(step, new, wanted.likeliest), text):
                 break
-        # White space at the end waited, for the next token could have removed it.
-        return Writing(text + self.text(before + self.writer.written)[len(shown) :], False, sources)
+        return Writing(longer(text, continued(given, whole)), False, sources)
+
+
+def continued(given: str, whole: str) -> str:
+    """Return what a whole text has behind a given one, whose end a tokenizer may have written otherwise."""
+    return whole[in_common(given, whole) :]
+
+
+def longer(text: str, other: str) -> str:
+    """Return the other text if it goes on from a text, else the text itself."""
+    return other if other.startswith(text) else text
 
 
 def as_explained(token: GeneratedToken, text: str) -> Explained:
