@@ -186,7 +186,7 @@ def test_neighbours_are_followed_within_their_documents(fitted: TextMemory) -> N
     near = Continuation.of([segment], found, first)
     assert near.place.tolist() == [10, 30, end] and near.weight.sum() == pytest.approx(0.75)
     following = segment.token(np.array([11, 31])).tolist()
-    assert near.tokens().tolist() == [*following, -1]
+    assert near.tokens.tolist() == [*following, -1]
     ((best, source, context, share),) = near.best(1)
     assert best in following and source == NEAR and context == 1 and share == pytest.approx(0.25 * following.count(best))
     assert near.after(following[0]).place.tolist() == [11, *([31] if following[1] == following[0] else [])]

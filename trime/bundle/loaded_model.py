@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from trime.config.registry import EVERY_GROUP, registered_targets, unregistered
 from trime.config.schema import Generate
 from trime.data import tokenizers
 from trime.data.datasets.files import whole_characters
-from trime.decoding.explanation import GeneratedToken
+from trime.decoding.explanation import GeneratedToken, in_common
 from trime.errors import UserError
 from trime.serving.server import HOST, serve
 from trime.stages.export import BUNDLE, FORMAT, PRETRAINED, replace_text, roles_of
@@ -161,7 +160,7 @@ class LoadedModel:
         """Return the log-probability of a continuation in nats, and whether each of its tokens is the most probable one."""
         writer = self.start()
         ids, before = self.token_ids(context + continuation), self.token_ids(context)
-        shared = len([*takewhile(lambda pair: pair[0] == pair[1], zip(ids, before, strict=False))])
+        shared = in_common(ids, before)
         writer.continuation.read(ids[:shared])
         total, is_greedy = 0.0, True
         for token in ids[shared:]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from trime.decoding.generation import AttributedToken, agreeing_entries, top_attention, top_entries
@@ -66,6 +66,6 @@ def extend_shown(shown: str, text: str) -> tuple[str, str]:
     return complete[in_common(shown, complete) :], complete
 
 
-def in_common(one: str, other: str) -> int:
-    """Return the number of characters with which two texts begin alike."""
+def in_common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the number of characters, or of tokens, with which two texts begin alike."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

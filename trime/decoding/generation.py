@@ -271,7 +271,7 @@ def encode(network: Network, inputs: list[int], number: int, state: Any, kept: A
     """
     device = next(network.parameters()).device
     tokens, fresh = torch.tensor([inputs], device=device), torch.tensor([number == 0], device=device)
-    encoding, state = network(tokens, state, fresh, kept) if kept is not None else network(tokens, state, fresh)
+    encoding, state = network(tokens, state, fresh, kept)
     return Encoding(encoding.f[0], encoding.g[0]), state
 
 

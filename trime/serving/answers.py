@@ -9,7 +9,7 @@ from itertools import accumulate, product
 from typing import Any, NamedTuple
 
 from trime.errors import UserError
-from trime.serving.requests import LONG, Asked, AskedChat, AskedCompletion
+from trime.serving.requests import LONG, AskedChat, AskedCompletion
 from trime.serving.served import Explained, Reading, Served, ServedToken
 
 
@@ -117,7 +117,7 @@ def length_of(served: Served, asked: AskedCompletion | AskedChat, tokens: int) -
 class Form:
     """The JSON of the answers to one request."""
 
-    def __init__(self, served: Served, asked: Asked):
+    def __init__(self, served: Served, asked: AskedCompletion | AskedChat):
         self.asked, self.is_chat = asked, isinstance(asked, AskedChat)
         self.head = {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -144,9 +144,8 @@ class Form:
         return self.head | kind | {"choices": [self.choice(piece, streamed=True)]}
 
     def choice(self, piece: Piece, streamed: bool) -> dict[str, Any]:
-        likeliest = getattr(self.asked, "likeliest", None)
         content: dict[str, Any] = {"index": piece.number, "finish_reason": piece.finish, "logprobs": None}
-        if likeliest is not None:
+        if self.asked.likeliest is not None:
             content["logprobs"] = self.chat_logprobs(piece) if self.is_chat else self.logprobs(piece)
         if not self.is_chat:
             content["text"] = piece.text

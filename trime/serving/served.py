@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from trime.common.types import Float, Tensor
 from trime.errors import UserError
 
+LEAST = -9999.0  # log-probability that stands for minus infinity, which JSON does not have
 Prompt = str | list[int] | list[dict[str, Any]]  # a text, token numbers, or a chat: messages with role and content
 
 
@@ -18,6 +20,15 @@ class ServedToken(NamedTuple):
     text: str
     log_probability: float | None
     likeliest: dict[str, float]
+
+    @staticmethod
+    def of(
+        text: str, token: int, log_probability: Float[Tensor, " v"], likeliest: int, text_of: Callable[[list[int]], str]
+    ) -> ServedToken:
+        """Return a token of a distribution, with so many of the ``likeliest`` ones, whose texts ``text_of`` returns."""
+        best, number = log_probability.topk(min(likeliest, len(log_probability)))
+        named = {text_of([each]): max(LEAST, value) for each, value in zip(number.tolist(), best.tolist(), strict=True)}
+        return ServedToken(text, max(LEAST, float(log_probability[token])), named)
 
 
 class Place(NamedTuple):

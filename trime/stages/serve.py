@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable
 
@@ -70,10 +69,8 @@ class ServedWriter(Served):
 
     def served(self, step: AttributedToken, text: str, likeliest: int) -> ServedToken:
         """Return a step's token as it is served."""
-        probability = step.attribution.probability[: len(self.writer.vocabulary)].clamp(min=TINY)
-        best, number = probability.log().topk(min(likeliest, len(probability)))
-        named = dict(zip((self.text([each]) for each in number.tolist()), best.tolist(), strict=True))
-        return ServedToken(text, math.log(float(probability[step.token])), named)
+        log_probability = step.attribution.probability[: len(self.writer.vocabulary)].clamp(min=TINY).log()
+        return ServedToken.of(text, step.token, log_probability, likeliest, self.text)
 
     def write(self, prompt: Prompt, wanted: Wanted, take: Callable[[ServedToken, str], bool]) -> Writing:
         self.begin(wanted)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trime.errors import UserError
+from trime.serving.server import HOST, PORT
 
 Result = dict[str, Any] | list[Any]
 
@@ -60,8 +61,8 @@ def parser() -> argparse.ArgumentParser:
     write.add_argument("--plain", action="store_true", help="without the memory, which then only makes it faster")
     write.add_argument("--expect", type=Path, metavar="FILE", help="a file that holds what will probably be written")
     serve = command("serve", "an endpoint in the form of OpenAI's API, and a page that explains texts, until it is interrupted")
-    serve.add_argument("--host", default="127.0.0.1", help="for others than this machine, set TRIME_TOKEN too (%(default)s)")
-    serve.add_argument("--port", type=int, default=8000, help="0: one that is free (%(default)s)")
+    serve.add_argument("--host", default=HOST, help="for others than this machine, set TRIME_TOKEN too (%(default)s)")
+    serve.add_argument("--port", type=int, default=PORT, help="0: one that is free (%(default)s)")
     explain = command("explain", "where each token of a text comes from", "text")
     explain.add_argument("--page", type=Path, help="write a page that shows it")
     return whole
@@ -160,7 +161,7 @@ def explain(memory: Any, options: argparse.Namespace) -> tuple[str, Result]:
             "probability": token.probability,
             "parts": token.parts,
             "sources": [{"memory": name, "file": source.name, "line": source.line} for name, source, _ in token.sources],
-            "run": token.run and {"tokens": token.run.tokens, "file": token.run.source.name, "line": token.run.source.line},
+            "run": token.run and token.run.to_json(),
         }
         for token in memory.explain([tokens.tolist()])[0]
     ]

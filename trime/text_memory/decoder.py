@@ -87,7 +87,7 @@ class Decoder:
             self.overlap = min(overlap, positions // 4)
             self.window = min(window, positions - self.overlap - len(self.start))
         self.calls = Calls()
-        self.pieces = Pieces(tokenizer)
+        self.pieces = Pieces(tokenizer, self.anchor)
         for hook in (head.register_forward_pre_hook(Hook(self.catch)), own.register_forward_hook(Hook(self.keep_scores))):
             weakref.finalize(self, hook.remove)
         self.check_causal()
@@ -251,15 +251,14 @@ def as_stored(text: str) -> str:
 class Pieces:
     """The text of every token of a tokenizer, in which tokens are looked up that continue a text."""
 
-    def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, anchor: list[int]):
+        self.tokenizer, self.anchor = tokenizer, anchor  # of which tokens are decoded behind
 
     @cached_property
     def texts(self) -> list[str]:
         """The text of each token, with the space that it begins with; empty for special tokens and parts of characters."""
-        anchor = self.tokenizer(ANCHOR, add_special_tokens=False).input_ids[-1:]
         special = {*self.tokenizer.all_special_ids}
-        texts = self.tokenizer.batch_decode([[*anchor, token] for token in range(len(self.tokenizer))])
+        texts = self.tokenizer.batch_decode([[*self.anchor, token] for token in range(len(self.tokenizer))])
         return [
             "" if token in special or "\N{REPLACEMENT CHARACTER}" in text else text.removeprefix(ANCHOR)
             for token, text in enumerate(texts)

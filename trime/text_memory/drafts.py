@@ -11,6 +11,8 @@ threshold to set.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
@@ -85,7 +87,8 @@ class Pace:
             self.right[kind] += is_right
 
 
-class Continuation(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Continuation:
     """What follows some places of the segments: the segment, the place and the weight of each."""
 
     segments: list[Segment]
@@ -100,8 +103,9 @@ class Continuation(NamedTuple):
         has = found.token[0].numpy() == token
         return Continuation(segments, found.segment[0].numpy()[has], found.place[0].numpy()[has], weight[has])
 
+    @cached_property
     def tokens(self) -> np.ndarray:
-        """Return the token behind each place, -1 at the end of a document."""
+        """The token behind each place, -1 at the end of a document."""
         tokens = np.full(len(self.place), -1)
         for number in np.unique(self.segment):
             own, offsets = np.flatnonzero(self.segment == number), self.segments[number].offsets
@@ -112,16 +116,16 @@ class Continuation(NamedTuple):
 
     def after(self, token: int) -> Continuation:
         """Return what follows a token, where that comes next."""
-        has = self.tokens() == token
+        has = self.tokens == token
         return Continuation(self.segments, self.segment[has], self.place[has] + 1, self.weight[has])
 
     def best(self, context: int) -> list[tuple[int, str, int, float]]:
         """Return the next token of the largest weight, if there is one, as ``likeliest`` compares it."""
-        tokens = self.tokens()
-        known, inverse = np.unique(tokens[tokens >= 0], return_inverse=True)
+        inside = self.tokens >= 0
+        known, inverse = np.unique(self.tokens[inside], return_inverse=True)
         if not len(known):
             return []
-        share = np.bincount(inverse, self.weight[tokens >= 0])
+        share = np.bincount(inverse, self.weight[inside])
         return [(int(known[share.argmax()]), NEAR, context, float(share.max()))]
 
 

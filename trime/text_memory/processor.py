@@ -49,6 +49,9 @@ class Run(NamedTuple):
     tokens: int
     source: Source
 
+    def to_json(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "file": self.source.name, "line": self.source.line}
+
 
 class ExplainedToken(NamedTuple):
     """A token of a text: its probability, the parts of it by memory, and where the memories have it from.

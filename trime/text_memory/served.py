@@ -17,7 +17,6 @@ from trime.text_memory.page import COLOURS, TITLES
 from trime.text_memory.processor import MODEL, ExplainedToken
 from trime.text_memory.prompts import prompts_of
 
-LEAST = -9999.0  # log-probability that stands for minus infinity, which JSON does not have
 # Tokens before, behind and in place of a gap, by family: Qwen and others, StarCoder, CodeLlama, CodeGemma.
 GAPS = [
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -66,21 +65,14 @@ class ServedMemory(Served):
         if not begin:
             served.append(ServedToken(self.decoder.text_of(tokens[:1].tolist()), None, {}))
         for read in self.memory.read(tokens, begin or 1):
-            log_probability = read.prediction.log_probability
-            served.append(self.served(self.decoder.text_of([read.token]), read.token, log_probability, wanted.likeliest))
+            served.append(self.served(self.text([read.token]), read.token, read.prediction.log_probability, wanted))
             if wanted.sources and len(read.before) >= len(tokens) - explained:
                 sources.append(self.memory.explained(read, wanted.sources))
         return Reading(served, [as_explained(token) for token in self.memory.with_runs(sources, tokens)])
 
-    def served(self, text: str, token: int, log_probability: Float[Tensor, " v"] | None, likeliest: int) -> ServedToken:
-        """Return a token as it is served, of a distribution."""
-        if log_probability is None:
-            return ServedToken(text, None, {})
-        best, number = log_probability.topk(likeliest)
-        named = dict(zip((self.decoder.text_of([each]) for each in number.tolist()), best.tolist(), strict=True))
-        return ServedToken(
-            text, max(LEAST, float(log_probability[token])), {name: max(LEAST, one) for name, one in named.items()}
-        )
+    def served(self, text: str, token: int, log_probability: Float[Tensor, " v"], wanted: Wanted) -> ServedToken:
+        """Return a token as it is served."""
+        return ServedToken.of(text, token, log_probability, wanted.likeliest, self.text)
 
     def write(self, prompt: Prompt, wanted: Wanted, take: Callable[[ServedToken, str], bool]) -> Writing:
         prompt = self.with_gap(prompt)
@@ -119,7 +111,7 @@ class Listener:
         self.ends = {*(ends if isinstance(ends, list) else [ends]), decoder.tokenizer.eos_token_id}
         self.special = {*decoder.tokenizer.all_special_ids}
 
-    def note(self, tokens: Tensor, log_probability: Float[Tensor, " v"] | None) -> None:
+    def note(self, tokens: Tensor, log_probability: Float[Tensor, " v"]) -> None:
         """Hear of a token that was written, and of the distribution it was chosen from."""
         token = int(tokens)
         if self.is_done or token in self.ends:
@@ -132,7 +124,7 @@ class Listener:
         text = text[len(self.given) :].rstrip("\N{REPLACEMENT CHARACTER}")
         new, self.text = text[len(self.text) :], text
         self.count += 1
-        wants_more = self.take(self.served.served(new, token, log_probability, self.wanted.likeliest), text)
+        wants_more = self.take(self.served.served(new, token, log_probability, self.wanted), text)
         self.is_done = not wants_more or self.count >= self.wanted.max_tokens
 
     def put(self, tokens: Tensor) -> None:
@@ -149,8 +141,7 @@ def as_explained(token: ExplainedToken) -> Explained:
     """Return a token as the endpoint explains it."""
     parts = {name: part for name, part in token.parts.items() if name != MODEL}
     sources = [Place(memory, source.name, source.line, text) for memory, source, text in token.sources]
-    run = token.run and {"tokens": token.run.tokens, "file": token.run.source.name, "line": token.run.source.line}
-    return Explained(token.text, token.probability, parts, sources, run)
+    return Explained(token.text, token.probability, parts, sources, token.run and token.run.to_json())
 
 
 def without_beginning(tokens: list[Explained], given: str) -> list[Explained]:
