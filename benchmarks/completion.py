@@ -110,7 +110,7 @@ def predicted(memory: TextMemory, tokens: np.ndarray, places: Collection[int]) -
         queries = memory._scaled(context)
         for place in sorted(place for place in places if first <= place < first + len(context)):
             row = slice(place - first, place - first + 1)
-            with_memory = predict(experts, mixture, tokens[:place], queries[row], log_probability[row])
+            with_memory = predict(experts, mixture, tokens[:place], log_probability[row], experts.nearest(queries[row]))
             yield place, log_probability[row][0], with_memory.log_probability
         first += len(context)
 

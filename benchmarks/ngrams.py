@@ -25,7 +25,7 @@ from trime.common.io import size_of
 from trime.common.progress import Progress
 from trime.data.texts import read_texts
 from trime.errors import UserError
-from trime.text_memory.experts import followers_of
+from trime.text_memory.experts import followers_of_range
 from trime.text_memory.segment import Content, Document
 from trime.text_memory.store import TextStore
 
@@ -113,7 +113,7 @@ def ours(folder: Path, texts: list[np.ndarray], vocabulary: int) -> tuple[dict[s
         return high - low
 
     def following(tokens: list[int]) -> list[tuple[int, int]]:
-        token, number = followers_of(segment, np.array(tokens))
+        token, number = followers_of_range(segment, *segment.array.range_of(np.array(tokens)), len(tokens))
         return sorted(zip(token.tolist(), number.tolist(), strict=True))
 
     return row, {"count": count, "next": following}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,40 @@ def test_hidden_keys_are_not_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         folder.mkdir()
         KeyIndex.build(folder, key, first)
         keys = KeyIndex(folder, key, first)
-        assert (keys.nearest(query, 4)[1][:, 0] == torch.arange(500, 510)).all()
-        place = keys.nearest(query, 4, (400, 600))[1]
+        assert (index.nearest([keys], query, 4, [(0, 0)])[2][:, 0] == torch.arange(500, 510)).all()
+        place = index.nearest([keys], query, 4, [(400, 600)])[2]
         assert not ((place >= 400) & (place < 600)).any()
+
+
+@pytest.mark.parametrize("queries", [3, 30])
+@pytest.mark.parametrize("edges", [[0, 1000, 1500, 4000], [0, 3000, 3020, 4000]])
+def test_several_indices_are_searched_as_one(
+    edges: list[int], queries: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether all keys are compared, or those of the first index are searched by FAISS, which visits all cells here."""
+    draw = np.random.default_rng(2)
+    key = draw.normal(size=(4000, 32))
+    key = (key / np.linalg.norm(key, axis=1, keepdims=True)).astype(np.float16)
+    query = torch.from_numpy(key[draw.permutation(4000)[:queries]].astype(np.float32) + 0.05)
+    whole = KeyIndex(tmp_path, key, np.array(edges[:-1]))
+    score, number, place = index.nearest([whole], query, 40, [(0, 0)])
+    assert not number.any()
+    monkeypatch.setattr(index, "EXACT", 900)
+    for has_faiss in (False, True):
+        parts = []
+        for first, last in pairwise(edges):
+            folder = tmp_path / f"{has_faiss}-{first}"
+            folder.mkdir()
+            if has_faiss and not first:
+                KeyIndex.build(folder, key[first:last], np.array([0]))
+            parts.append(KeyIndex(folder, key[first:last], np.array([0])))
+        assert has_faiss == (parts[0].index is not None)
+        score_of_parts, number, place_in_part = index.nearest(parts, query, 40, [(0, 0)] * 3)
+        if not has_faiss:  # which compares bytes
+            torch.testing.assert_close(score_of_parts, score, rtol=0, atol=1e-6)
+        row = 10**6 * torch.arange(queries)[:, None]
+        same = torch.isin(torch.tensor(edges)[number] + place_in_part + row, place + row)
+        assert same.float().mean() > (0.9 if has_faiss else 0.99)
 
 
 def test_copied_runs_name_their_file_and_line(fitted: TextMemory, texts: Path) -> None:
@@ -118,7 +150,7 @@ def test_keys_as_bytes_lose_no_neighbour(spread: float, tmp_path: Path) -> None:
         left = int((score[0] > -torch.inf).sum())
         expected = index.steady_topk(score, min(64, left))
         for row in range(60):
-            similarity, place = keys.nearest(query[row : row + 1], 64, hidden)
+            similarity, _, place = index.nearest([keys], query[row : row + 1], 64, [hidden])
             assert similarity.shape == (1, min(64, left)) and (score[row, place[0]] - similarity[0]).abs().max() < 1e-6
             # Which of two equal ones comes first is a matter of rounding.
             torch.testing.assert_close(similarity[0], score[row, expected[row]], rtol=0, atol=2 * index.EQUAL)

@@ -225,7 +225,7 @@ class Decoder:
         padding = self.tokenizer.pad_token_id
         begin = 0 if padding is None else int((tokens != padding).argmax())
         start = self.start if begin and padding in self.start else []
-        return np.array([*start, *tokens[begin:]], np.int64)
+        return np.concatenate([np.array(start, np.int64), tokens[begin:]])
 
     def without_end(self, tokens: np.ndarray) -> np.ndarray:
         """Return the tokens of a row without padding behind its end."""

@@ -19,7 +19,6 @@ from trime.common.types import Float, Int, Tensor
 from trime.errors import UserError
 from trime.text_memory.decoder import Decoder
 from trime.text_memory.drafts import Continuation, Drafted, Drafts
-from trime.text_memory.experts import NEIGHBOURS
 from trime.text_memory.processor import MemoryProcessor, Place
 
 log = logging.getLogger(__name__)
@@ -67,19 +66,22 @@ class Drafting:
             begin = time.perf_counter()
             unread = written[:, padding + kept.get_seq_length() :]
             drafted = torch.tensor([[token.token for token in draft]], dtype=unread.dtype, device=unread.device)
-            places, logits = self.read(model, torch.cat([unread, drafted], 1), kept, len(draft) + 1)
+            queries, logits = self.read(model, torch.cat([unread, drafted], 1), kept, len(draft) + 1)
             if not first:
                 self.drafts.pace.took(len(draft), time.perf_counter() - begin)
             self.calls, length = self.calls + 1, written.shape[1]
-            for number, place in enumerate(places):
-                token, scores = self.choose(written, logits[:, number], place, processors, generation_config.do_sample)
+            for number, own in enumerate(logits.unbind(1)):
+                if self.processor is not None:
+                    # Neighbours are searched when a place is reached: behind a wrong token they would be for nothing.
+                    self.processor.place = Place(queries[number : number + 1], own)
+                token, scores = choose(written, own, processors, generation_config.do_sample)
                 written = torch.cat([written, token[None]], 1)
                 if self.streamer is not None:
                     self.streamer.put(token.cpu())
                 ends = bool(stopping_criteria(written, scores).all())
                 if ends or (number < len(draft) and int(token) != draft[number].token):
                     break
-            near = place and place.found
+            near = self.processor and self.processor.found
             self.drafts.near = Continuation.of(self.drafts.segments, near, int(token)) if near else None
             self.note(draft, written[0, length:].tolist())
             roll_back(kept, kept.get_seq_length() + padding + 1 - written.shape[1], first)
@@ -107,32 +109,24 @@ class Drafting:
 
     def read(
         self, model: Any, tokens: Int[Tensor, "1 l"], kept: Any, count: int
-    ) -> tuple[list[Place | None], Float[Tensor, "1 n v"]]:
-        """Read tokens behind those that are kept; return the last ``count`` places and their logits."""
+    ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "1 n v"]]:
+        """Read tokens behind those that are kept; return what is searched by at the last ``count`` places, and their logits."""
         with self.decoder.with_logits_of(count):
             logits = model(input_ids=tokens, use_cache=True, **{cache_name(): kept}).logits[:, -count:]
         if self.processor is None:
-            return [None] * count, logits
+            return logits[0, :, :0], logits
         last, _ = self.decoder.take_last()
         if last is None:
             raise UserError("the memory's own model must generate: call its generate, or the memory's")
-        query = self.processor.scaled(self.decoder.finite(last[0, -count:].float()))
-        experts = self.processor.experts
-        found = experts.nearest(query) if NEIGHBOURS in experts.memories else None
-        return [
-            Place(query[row : row + 1], found and found.of_row(row), logits[:, row].float()) for row in range(count)
-        ], logits
+        return self.processor.scaled(self.decoder.finite(last[0, -count:].float())), logits
 
-    def choose(
-        self, written: Int[Tensor, "1 l"], logits: Float[Tensor, "1 v"], place: Place | None, processors: Any, sampled: bool
-    ) -> tuple[Int[Tensor, " 1"], Float[Tensor, "1 v"]]:
-        """Return the next token as ``generate`` chooses it, and the scores that it was chosen by."""
-        if self.processor is not None:
-            self.processor.place = place
-        scores = processors(written, logits.to(copy=True, dtype=torch.float32, device=written.device))
-        if sampled:
-            return torch.multinomial(scores.softmax(-1), 1)[:, 0], scores
-        return scores.argmax(-1), scores
+
+def choose(
+    written: Int[Tensor, "1 l"], own: Float[Tensor, "1 v"], processors: Any, sampled: bool
+) -> tuple[Int[Tensor, " 1"], Float[Tensor, "1 v"]]:
+    """Return the next token as ``generate`` chooses it, given the model's own logits, and the scores that it was chosen by."""
+    scores = processors(written, own.to(copy=True, dtype=torch.float32, device=written.device))
+    return torch.multinomial(scores.softmax(-1), 1)[:, 0] if sampled else scores.argmax(-1), scores
 
 
 def hindrance(model: Any, input_ids: Int[Tensor, "b l"], settings: Any, inputs: dict[str, Any]) -> str | None:

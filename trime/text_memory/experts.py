@@ -15,10 +15,10 @@ import torch
 
 from trime.common.types import Float, Int, LogMass, Tensor
 from trime.scoring.mixtures.experts import ExpertMasses
-from trime.text_memory.index import steady_topk
+from trime.text_memory.index import nearest
 from trime.text_memory.segment import Segment, Source
 from trime.token_memory.test.ngrams import SuffixArray, places_of_contexts
-from trime.token_memory.test.ngrams_cpu import counts_in_document, counts_in_text, followers
+from trime.token_memory.test.ngrams_cpu import counts_in_document, counts_in_text, followers, followers_of_contexts
 from trime.token_memory.train.objective.blockwise_cpu import entry_masses
 
 TEXT, DOCUMENT, NEIGHBOURS = "ngram", "document", "knn"
@@ -84,6 +84,7 @@ class Experts:
         for name in self.memories:
             if name == NEIGHBOURS:
                 found = self.nearest(query)
+                assert found is not None
                 masses.append(entry_masses(found.similarity, found.token, target, query.new_tensor(TEMPERATURES)))
             else:
                 of_target, total = self.text_counts(tokens) if name == TEXT else document_counts(tokens)
@@ -101,56 +102,46 @@ class Experts:
             sums += sign * counts
         return sums[0], sums[1]
 
-    def nearest(self, query: Float[Tensor, "n d"]) -> Neighbours:
-        """Return the nearest neighbours over all segments."""
-        found = []
-        for number, segment in enumerate(self.segments):
-            hidden = self.hidden.places if self.hidden and self.hidden.segment == number else (0, 0)
-            score, place = segment.index.nearest(query, NEAREST, hidden)
-            token = torch.from_numpy(segment.token(place.numpy())).long()
-            found.append(Neighbours(score, token, torch.full_like(place, number), place))
-        together = Neighbours(*(torch.cat(column, 1) for column in zip(*found, strict=True)))
-        best = steady_topk(together.similarity, NEAREST)
-        return Neighbours(*(column.gather(1, best) for column in together))
+    def nearest(self, query: Float[Tensor, "n d"]) -> Neighbours | None:
+        """Return the nearest neighbours over all segments; None where no keys are kept."""
+        if NEIGHBOURS not in self.memories:
+            return None
+        hidden = [(0, 0)] * len(self.segments)
+        if self.hidden:
+            hidden[self.hidden.segment] = self.hidden.places
+        score, number, place = nearest([segment.index for segment in self.segments], query, NEAREST, hidden)
+        token = np.zeros(place.shape, np.int64)
+        for of, segment in enumerate(self.segments):
+            own = number.numpy() == of
+            token[own] = segment.token(place.numpy()[own])
+        return Neighbours(score, torch.from_numpy(token), number, place)
 
-    def next_token(
-        self, tokens: np.ndarray, query: Float[Tensor, "1 d"], found: Neighbours | None = None
-    ) -> tuple[Float[Tensor, "1 e"], Candidates]:
-        """Return the experts' log-masses after a text, and the tokens that they propose; ``found``: the query's neighbours."""
-        totals, expert, token, probability = [query.new_zeros(1, 1)], [], [], []
-        first = 1
-        for name in self.memories:
+    def next_token(self, tokens: np.ndarray, found: Neighbours | None) -> tuple[Float[Tensor, "1 e"], Candidates]:
+        """Return the experts' log-masses after a text, and what they propose; ``found``: what ``nearest`` returned."""
+        totals, proposed, first = [torch.zeros(1, dtype=torch.float32)], [], 1
+        for name, size in self.sizes.items():
             if name == NEIGHBOURS:
-                found = found or self.nearest(query)
-                scores = found.similarity / query.new_tensor(TEMPERATURES)[:, None]
+                assert found is not None
+                scores = found.similarity / found.similarity.new_tensor(TEMPERATURES)[:, None]
                 total = scores.logsumexp(1)
-                shares = (scores - total.nan_to_num(neginf=0)[:, None]).exp().numpy()
-                of_orders = [(found.token[0].numpy(), share) for share in shares]
+                probability = (scores - total.nan_to_num(neginf=0)[:, None]).exp().numpy().ravel()
+                order, token = np.repeat(np.arange(size), scores.shape[1]), np.tile(found.token[0].numpy(), size)
             else:
-                counted = self.text_followers(tokens) if name == TEXT else document_followers(tokens)
-                sums = [float(count.sum()) for _, count in counted]
-                total = query.new_tensor(sums).log()
-                of_orders = [(each, count / max(whole, 1.0)) for (each, count), whole in zip(counted, sums, strict=True)]
-            totals.append(total[None])
-            for number, (proposed, share) in enumerate(of_orders):
-                expert.append(np.full(len(proposed), first + number))
-                token.append(proposed)
-                probability.append(share)
-            first += self.sizes[name]
-        return torch.cat(totals, 1), Candidates(*(np.concatenate(each) for each in (expert, token, probability)))
+                order, token, count = self.text_followers(tokens) if name == TEXT else document_followers(tokens)
+                sums = np.bincount(order, count, size)
+                total, probability = torch.from_numpy(sums).float().log(), count / sums[order]
+            totals.append(total)
+            proposed.append((first + order, token, probability))
+            first += size
+        return torch.cat(totals)[None], Candidates(*(np.concatenate(column) for column in zip(*proposed, strict=True)))
 
-    def text_followers(self, tokens: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return for each order the tokens that follow its context in the stored texts, and how often."""
-        result = []
-        for order in TEXT_ORDERS.tolist():
-            found = [followers_of(segment, tokens[len(tokens) - order :]) for segment in self.segments if order <= len(tokens)]
-            token, count = map(np.concatenate, zip((np.zeros(0, np.int64), np.zeros(0)), *found, strict=True))
-            result.append((token, count))
-        return result
+    def text_followers(self, tokens: np.ndarray) -> np.ndarray:
+        """Return what follows a text's contexts in the stored texts: the number of the order, the token, how often [3 z]."""
+        arrays = [segment.array for segment in self.segments]
+        found = [followers_of_contexts(each.text, each.suffixes, each.starts, tokens, TEXT_ORDERS) for each in arrays]
+        return np.concatenate(found, 1)
 
-    def sources(
-        self, tokens: np.ndarray, query: Float[Tensor, "1 d"], target: int, limit: int, found: Neighbours | None = None
-    ) -> list[tuple[str, int, Source]]:
+    def sources(self, tokens: np.ndarray, target: int, limit: int, found: Neighbours | None) -> list[tuple[str, int, Source]]:
         """Return the places where a token followed like contexts: memory, segment, source; the longest and nearest first."""
         result: dict[tuple[str, int, int], tuple[str, int, Source]] = {}  # by place: a long context ends as a shorter one does
         if TEXT in self.memories:
@@ -160,8 +151,7 @@ class Experts:
                     for place in (segment.find(longer, limit) + order).tolist():
                         if len(result) < limit:
                             result.setdefault((TEXT, number, place), (TEXT, number, segment.source(place)))
-        if NEIGHBOURS in self.memories:
-            found = found or self.nearest(query)
+        if found:
             for column in (found.token[0] == target).nonzero()[:limit, 0].tolist():
                 number, place = int(found.segment[0, column]), int(found.place[0, column])
                 result[NEIGHBOURS, number, place] = NEIGHBOURS, number, self.segments[number].source(place)
@@ -195,11 +185,6 @@ def longest_run(segment: Segment, tokens: np.ndarray) -> int:
     return low
 
 
-def followers_of(segment: Segment, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens that follow some others in a segment, and how often."""
-    return followers_of_range(segment, *segment.array.range_of(tokens), len(tokens))
-
-
 def followers_of_range(segment: Segment, low: int, high: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens behind the first ``length`` of some suffixes of a segment, and how often."""
     array = segment.array
@@ -219,6 +204,8 @@ def document_counts(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return of_target[:, 1:], total[:, 1:]
 
 
-def document_followers(tokens: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return for each order the tokens that followed its context earlier in the text; each counts once."""
-    return [(tokens[places], np.ones(len(places))) for places in places_of_contexts(tokens, DOCUMENT_ORDERS)]
+def document_followers(tokens: np.ndarray) -> np.ndarray:
+    """Return what followed the contexts of a text earlier in it, as ``text_followers`` does; each place counts once."""
+    places = places_of_contexts(tokens, DOCUMENT_ORDERS)
+    order, token = np.repeat(np.arange(len(places)), [len(each) for each in places]), tokens[np.concatenate(places)]
+    return np.stack([order, token, np.ones_like(token)])

@@ -30,13 +30,14 @@ TRAINED_ON = 64  # keys per cell
 VISITED = 32  # cells that a query visits
 SEED = 1234
 EQUAL = 2.0**-15  # difference of cosines that are taken for equal
+LEAST = -4.0  # less than any cosine, with what keys of half precision and bytes add to it
 
 
 class KeyIndex:
     """Search of a segment's keys. ``first``: the first token of each document, which has no context."""
 
     def __init__(self, folder: Path, key: np.ndarray, first: np.ndarray):
-        self.key, self.first = key, first
+        self.key, self.first = np.asarray(key), first  # still mapped, but quick to index
         self.index = None
         if (folder / INDEX).exists() and has_faiss(len(key)):
             import faiss
@@ -76,56 +77,89 @@ class KeyIndex:
             index.add_with_ids(key[some].astype(np.float32), some)
         faiss.write_index(index, str(folder / INDEX))
 
-    def nearest(
-        self, query: Float[Tensor, "n d"], k: int, hidden: tuple[int, int] = (0, 0)
+    def search(
+        self, query: Float[Tensor, "n d"], k: int, hidden: tuple[int, int]
     ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Return the similarities of the nearest keys, and their places; -inf and 0 where there are fewer.
-
-        Keys from the first of ``hidden`` to before the last are left out.
-        """
-        if self.index is None:
-            groups = query.split(1) if len(query) <= FEW else [query]
-            found = [self.nearest_of_all(group, k, hidden) for group in groups]
-            score, place = (torch.cat(column) for column in zip(*found, strict=True))
-            return score, place
+        """Return the similarities of the nearest keys by FAISS, and their places; -inf and 0 where there are fewer."""
         import faiss
 
         seen = faiss.IDSelectorNot(faiss.IDSelectorRange(*hidden)) if hidden[1] else None
         settings = faiss.SearchParametersIVF(sel=seen, nprobe=VISITED)  # type: ignore[call-arg]
+        assert self.index is not None
         score, place = (torch.from_numpy(array) for array in self.index.search(query.numpy(), k, params=settings))
         return score.masked_fill(place < 0, -torch.inf), place.clamp(min=0)
 
-    def nearest_of_all(
-        self, query: Float[Tensor, "n d"], k: int, hidden: tuple[int, int]
-    ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-        """Compare with all keys: a single query with those alone that can be among its nearest."""
-        if len(query) == 1:
-            chosen = self.candidates(query[0].numpy(), min(k, len(self.key)), hidden)
-            score, place = query @ torch.from_numpy(self.key[chosen].astype(np.float32)).T, torch.from_numpy(chosen)[None]
-        else:
-            blocks = [self.key[first : first + BLOCK].astype(np.float32) for first in range(0, len(self.key), BLOCK)]
-            score = torch.cat([query @ torch.from_numpy(block).T for block in blocks], 1)
-            score[:, torch.from_numpy(self.first)] = -torch.inf
-            score[:, slice(*hidden)] = -torch.inf
-            place = torch.arange(score.shape[1])[None]
-        best = steady_topk(score, k)
-        return score.gather(1, best), place.expand_as(score).gather(1, best)
+    def compare(self, query: Float[Tensor, "n d"], hidden: tuple[int, int]) -> Float[Tensor, "n m"]:
+        """Return the similarities of all keys; -inf of those that are left out."""
+        blocks = [self.key[first : first + BLOCK].astype(np.float32) for first in range(0, len(self.key), BLOCK)]
+        score = torch.cat([query @ torch.from_numpy(block).T for block in blocks], 1)
+        score[:, torch.from_numpy(self.first)] = -torch.inf
+        score[:, slice(*hidden)] = -torch.inf
+        return score
 
-    def candidates(self, query: np.ndarray, k: int, hidden: tuple[int, int]) -> np.ndarray:
-        """Return the places of all keys that can be among the ``k`` nearest of a query, in order.
+    def bounds(self, query: np.ndarray, hidden: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return bounds [m] of the similarities of all keys, from below and above; -inf for those that are left out.
 
         With q = s Q + e, where |e| <= s / 2 in each dimension, and k alike, q k differs from s s' Q K by no more than
         s' |q| / 2 + s |s' K| / 2, where |.| sums magnitudes.
         """
-        row, scale, size = self.as_bytes
-        step, product = max(float(np.abs(query).max()), 1e-12) / index_cpu.LEVELS, np.empty(len(row), np.int32)
-        index_cpu.products(row, np.round(query / step).astype(np.int8), product)
-        cosine, bound = product * (scale * np.float32(step)), (np.abs(query).sum() * scale + step * size) / 2
-        seen = np.ones(len(row), bool)
-        seen[self.first] = seen[slice(*hidden)] = False
-        k = min(k, int(seen.sum()))
-        least = np.partition(np.where(seen, cosine - bound, -np.inf), -k)[-k] if k else np.inf
-        return np.flatnonzero(seen & (cosine + bound >= least - EQUAL))
+        size = np.abs(query)
+        step = max(size.max(), np.float32(1e-12)) / np.float32(index_cpu.LEVELS)
+        low, high = np.empty((2, len(self.key)), np.float32)
+        index_cpu.bounds(*self.as_bytes, np.round(query / step).astype(np.int8), step, size.sum(), low, high)
+        for bound in (low, high):
+            bound[self.first] = bound[slice(*hidden)] = -np.inf
+        return low, high
+
+
+def nearest(
+    indices: list[KeyIndex], query: Float[Tensor, "n d"], k: int, hidden: list[tuple[int, int]]
+) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """Return the similarities of the nearest keys of all indices, the number of the index of each, and its place there.
+
+    Of each index the keys from the first of ``hidden`` to before the last are left out. Where there are fewer than ``k`` keys,
+    there are fewer columns, or similarities of -inf.
+    """
+    found = []
+    for at, (index, own) in enumerate(zip(indices, hidden, strict=True)):
+        if index.index is not None:
+            score, place = index.search(query, k, own)
+            found.append((score, torch.full_like(place, at), place))
+    if len(found) < len(indices):
+        groups = query.split(1) if len(query) <= FEW else [query]
+        of_groups = [compared(indices, group, k, hidden) for group in groups]
+        score, number, place = (torch.cat(column) for column in zip(*of_groups, strict=True))
+        found.append((score, number, place))
+    score, number, place = (torch.cat(column, 1) for column in zip(*found, strict=True))
+    best = steady_topk(score, k)
+    return score.gather(1, best), number.gather(1, best), place.gather(1, best)
+
+
+def compared(
+    indices: list[KeyIndex], query: Float[Tensor, "n d"], k: int, hidden: list[tuple[int, int]]
+) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """As ``nearest``, of the indices that FAISS has not: a single query meets only keys that can be among its nearest."""
+    numbers = [number for number, index in enumerate(indices) if index.index is None]
+    own = [(indices[number], hidden[number]) for number in numbers]
+    if len(query) == 1:
+        chosen = candidates(own, query[0].numpy(), k)
+        key = np.concatenate([index.key[places] for (index, _), places in zip(own, chosen, strict=True)])
+        score = query @ torch.from_numpy(key.astype(np.float32)).T
+    else:
+        chosen = [np.arange(len(index.key)) for index, _ in own]
+        score = torch.cat([index.compare(query, left_out) for index, left_out in own], 1)
+    number = torch.from_numpy(np.repeat(numbers, [len(places) for places in chosen]))
+    best = steady_topk(score, k)
+    return score.gather(1, best), number[best], torch.from_numpy(np.concatenate(chosen))[best]
+
+
+def candidates(indices: list[tuple[KeyIndex, tuple[int, int]]], query: np.ndarray, k: int) -> list[np.ndarray]:
+    """Return for each index, with what is left out of it, the places of all keys that can be among the ``k`` nearest."""
+    bounds = [index.bounds(query, left_out) for index, left_out in indices]
+    low = np.concatenate([low for low, _ in bounds])
+    k = min(k, len(low))
+    least = max(np.partition(low, -k)[-k] - EQUAL, LEAST)
+    return [np.flatnonzero(high >= least) for _, high in bounds]
 
 
 def has_faiss(keys: int) -> bool:
@@ -143,5 +177,5 @@ def steady_topk(score: Float[Tensor, "n m"], k: int) -> Int[Tensor, "n k"]:
     Scores are cosines, and equal if they differ by less than a rounding error of the model.
     """
     order = torch.arange(score.shape[1], device=score.device)
-    rank = (score.clamp(min=-4) / EQUAL).round().long() * 2**31 - order
+    rank = (score.clamp(min=LEAST) / EQUAL).round().long() * 2**31 - order
     return rank.topk(min(k, score.shape[1]), 1).indices

@@ -25,10 +25,14 @@ def quantize(key, row, scale, size):  # type: ignore[no-untyped-def]
 
 
 @numba_jit()
-def products(row, query, out):  # type: ignore[no-untyped-def]
-    """Write the products [n] of bytes [n d] with those of a query [d], in whole numbers."""
+def bounds(row, scale, size, query, step, magnitude, low, high):  # type: ignore[no-untyped-def]
+    """Write bounds [n] of the products of keys with a query: its bytes [d] of scale ``step``, its ``magnitude`` in sum."""
+    whole = np.empty(len(row), np.int32)  # with these in a loop of their own, pairs of bytes are multiplied and added at once
     for i in range(len(row)):
         total = np.int32(0)
         for j in range(row.shape[1]):
             total += np.int32(row[i, j]) * np.int32(query[j])
-        out[i] = total
+        whole[i] = total
+    for i in range(len(row)):
+        product, error = whole[i] * (scale[i] * step), (magnitude * scale[i] + step * size[i]) / np.float32(2)
+        low[i], high[i] = product - error, product + error

@@ -477,18 +477,17 @@ class TextMemory:
         for context, log_probability in self.decoder.read(torch.from_numpy(tokens), logits=True):
             assert log_probability is not None
             queries, rows = self._scaled(context), range(max(first - place, 0), len(context))
-            found = experts.nearest(queries[rows.start :]) if self.knn and rows else None
+            found = experts.nearest(queries[rows.start :]) if rows else None
             for row in rows:
-                before, token, query = tokens[: place + row], int(tokens[place + row]), queries[row : row + 1]
-                near = found and found.of_row(row - rows.start)
-                prediction = predict(experts, mixture, before, query, log_probability[row : row + 1], near)
-                yield ReadToken(token, before, query, near, float(log_probability[row, token]), prediction, experts)
+                before, token, near = tokens[: place + row], int(tokens[place + row]), found and found.of_row(row - rows.start)
+                prediction = predict(experts, mixture, before, log_probability[row : row + 1], near)
+                yield ReadToken(token, before, near, float(log_probability[row, token]), prediction, experts)
             place += len(context)
 
     def explained(self, read: ReadToken, sources: int) -> ExplainedToken:
         """Return where a token that was read came from."""
         parts = parts_of(read.experts, read.prediction, read.token, read.own)
-        found = read.experts.sources(read.before, read.query, read.token, sources, read.found)
+        found = read.experts.sources(read.before, read.token, sources, read.found)
         shown = [(memory, source, self._surroundings(read.experts, segment, source)) for memory, segment, source in found]
         return ExplainedToken(read.token, self.decoder.text_of([read.token]), sum(parts.values()), parts, shown[: 2 * sources])
 

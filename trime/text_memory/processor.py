@@ -32,11 +32,10 @@ class Prediction(NamedTuple):
 
 
 class ReadToken(NamedTuple):
-    """A token of a text: the tokens before it, what is searched by, what was found, and what was predicted there."""
+    """A token of a text: the tokens before it, its context's neighbours, and what was predicted there."""
 
     token: int
     before: np.ndarray
-    query: Float[Tensor, "1 d"]
     found: Neighbours | None
     own: float  # the model's log-probability of the token
     prediction: Prediction
@@ -90,12 +89,11 @@ def predict(
     experts: Experts,
     mixture: Adaptive,
     tokens: np.ndarray,
-    query: Float[Tensor, "1 d"],
     log_probability: Float[Tensor, "1 v"],
-    found: Neighbours | None = None,
+    found: Neighbours | None,
 ) -> Prediction:
-    """Return the distribution of the next token after a text; ``found``: the query's neighbours, where they are known."""
-    total, candidates = experts.next_token(tokens, query, found)
+    """Return the distribution of the next token after a text; ``found``: what ``experts.nearest`` returned for its context."""
+    total, candidates = experts.next_token(tokens, found)
     weight = mixture.log_weights(total, confidence(log_probability).cpu())[0].double().exp().numpy()
     shares = torch.from_numpy(weight[candidates.expert] * candidates.probability).to(log_probability)
     probability = weight[0] * log_probability[0].exp()
@@ -116,10 +114,9 @@ def parts_of(experts: Experts, predicted: Prediction, token: int, log_probabilit
 
 
 class Place(NamedTuple):
-    """A place of each row: what neighbours are searched by, those found, if they are known, and the model's own logits."""
+    """A place of each row: what neighbours are searched by, and the model's own logits, where these are kept."""
 
     query: Float[Tensor, "b d"]
-    found: Neighbours | None
     own: Float[Tensor, "b v"] | None
 
 
@@ -143,11 +140,12 @@ class MemoryProcessor:
         self.healed, self.begin = healed, 0
         self.result: Float[Tensor, "b v"] | None = None  # that was returned last
         self.place: Place | None = None  # of a draft; None: the context that the output layer has just read counts
+        self.found: Neighbours | None = None  # of the last row
         self.continued: Int[Tensor, "b l"] | None = None  # the rows that were last continued
 
     @torch.no_grad()
     def __call__(self, input_ids: Int[Tensor, "b l"], scores: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
-        queries, found, own = self.place or Place(self.scaled(self.last_contexts(input_ids)), None, self.decoder.calls.scores)
+        queries, own = self.place or Place(self.scaled(self.last_contexts(input_ids)), self.decoder.calls.scores)
         rests = self.rests(input_ids)
         if any(rests):
             is_given = torch.tensor([bool(rest) for rest in rests], device=scores.device)
@@ -157,8 +155,8 @@ class MemoryProcessor:
         rows = []
         for row, tokens in enumerate(input_ids.cpu().numpy().astype(np.int64)):
             before = self.decoder.without_padding(tokens)
-            query, own_row = queries[row : row + 1], log_probability[row : row + 1]
-            rows.append(predict(self.experts, self.mixture, before, query, own_row, found))
+            self.found = self.experts.nearest(queries[row : row + 1])
+            rows.append(predict(self.experts, self.mixture, before, log_probability[row : row + 1], self.found))
         result = torch.stack([each.log_probability for each in rows]).masked_fill(scores == -torch.inf, -torch.inf)
         for row, rest in enumerate(rests):
             if rest and (allowed := self.begins(rest)):

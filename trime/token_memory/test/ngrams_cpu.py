@@ -85,6 +85,31 @@ def followers(text, array, low, high, length):  # type: ignore[no-untyped-def]
 
 
 @numba_jit()
+def followers_of_contexts(text, array, starts, history, orders):  # type: ignore[no-untyped-def]
+    """Return the distinct tokens that follow the last tokens of a history in a text, for each of some rising numbers of them.
+
+    Three columns: the number of the order, the token, and how often it follows. Nothing follows the end of a document.
+    """
+    ranges = np.zeros((len(orders), 2), np.int64)
+    for q in range(len(orders)):
+        length = orders[q]
+        if length > len(history):
+            break
+        ranges[q] = suffix_range(text, array, starts, history, len(history) - length, length)
+        if ranges[q, 0] == ranges[q, 1]:  # a longer context occurs nowhere either
+            break
+    columns, first = np.empty((3, (ranges[:, 1] - ranges[:, 0]).sum()), np.int64), 0
+    for q in range(len(orders)):
+        token, count = followers(text, array, ranges[q, 0], ranges[q, 1], orders[q])
+        last = first + len(token)
+        if len(token) and token[-1] == len(starts) - 2:  # the separator is the largest symbol
+            last -= 1
+        columns[0, first:last], columns[1, first:last], columns[2, first:last] = q, token[: last - first], count[: last - first]
+        first = last
+    return columns[:, :first]
+
+
+@numba_jit()
 def counts_in_text(text, array, starts, history, first, target, orders, of_target, total):  # type: ignore[no-untyped-def]
     """Write to total[q, i] how often the ``orders[q]`` tokens before history[first + i] occur in the text.
 
