@@ -10,7 +10,7 @@ import argparse
 import shutil
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ PLAIN, LOOKUP, DRAFTS, MEMORY, BOTH = "plain", "plain, prompt lookup", "plain, d
 WAYS = (PLAIN, LOOKUP, DRAFTS, MEMORY, BOTH)
 COLOURS = dict(zip(WAYS, ("#5c6773", "#CC79A7", "#56B4E9", "#009E73", "#E69F00"), strict=True))
 SAMPLED = {"do_sample": True, "temperature": 0.8}
+PLACES = [(8, "right at 9 and on"), (4, "right at 5 to 8"), (2, "right at 3 and 4"), (1, "right at 2"), (0, "right at 1")]
 LOOKED_UP = 8  # tokens that prompt lookup drafts
 # On code, in times of the speed of each: greedy against the plain model and the memory without drafts, and sampled.
 BOUNDS = {(PLAIN, "greedy"): 1 / 1.5, (MEMORY, "greedy"): 1 / 1.8, (PLAIN, "sampled"): 1 / 1.3}
@@ -101,16 +102,14 @@ def rows_of_text(text: str, memory: TextMemory, folder: Path, options: argparse.
     rows = []
     for decoding, settings in (("greedy", {"do_sample": False}), ("sampled", SAMPLED)):
         of_way: dict[str, list[Written]] = {way: [] for way in WAYS}
-        tried: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        tried = Counter[tuple[str, int, bool]]()
         for number, prompt in enumerate(prompts):
             for way in np.random.default_rng(number).permutation(WAYS).tolist():
                 torch.manual_seed(number)
                 written, drafting = write(memory, prompt, way, options.written, settings)
                 of_way[way].append(written)
                 if drafting and way == BOTH:
-                    for source, (drafted, right) in drafting.sources.items():
-                        tried[source][0] += drafted
-                        tried[source][1] += right
+                    tried += drafting.tried
         for way, texts in of_way.items():
             same = [one.tokens == other.tokens for one, other in zip(texts, of_way[way.split(",")[0]], strict=True)]
             count = sum(len(one.tokens) for one in texts)
@@ -126,13 +125,19 @@ def rows_of_text(text: str, memory: TextMemory, folder: Path, options: argparse.
                     "ms to the first token": round(1000 * median(one.first for one in texts), 1),
                     "the same text": sum(same),
                 }
-                | (
-                    {f"right of {source}": f"{right} of {drafted}" for source, (drafted, right) in tried.items()}
-                    if way == BOTH
-                    else {}
-                )
+                | (shares_of(tried) if way == BOTH else {})
             )
     return rows
+
+
+def shares_of(tried: Counter[tuple[str, int, bool]]) -> dict[str, str]:
+    """Return how many drafted tokens were right, by their source and by their place in the draft."""
+    right, drafted = Counter[str](), Counter[str]()
+    for (source, place, is_right), count in tried.items():
+        for name in (f"right of {source}", next(name for first, name in PLACES if place >= first)):
+            drafted[name] += count
+            right[name] += count * is_right
+    return {name: f"{right[name]} of {drafted[name]}" for name in drafted}
 
 
 def prompts_of(memory: TextMemory, folder: Path, options: argparse.Namespace) -> Iterator[torch.Tensor]:

@@ -51,6 +51,7 @@ def test_a_memory_from_the_command_line(run: Callable[..., Any], texts: Path, tm
     assert written[0] == written[1] and written[0].startswith("    def lock")
     explained = json.loads(run("explain", text[:80], "--page", str(tmp_path / "page.html"), "--json")[1])
     assert any(token["run"] and token["run"]["file"] == names[0] for token in explained) and (tmp_path / "page.html").exists()
+    assert text[:80].endswith("".join(token["text"] for token in explained)) and all(token["share"] <= 1 for token in explained)
     assert run("remove", names[0])[1].strip() == "1 removed"
 
 

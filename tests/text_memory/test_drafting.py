@@ -92,6 +92,17 @@ def test_generate_drafts_by_itself(settings: dict[str, Any], fitted: TextMemory)
     assert results[0] == results[1]
 
 
+def test_an_attached_memory_drafts(fitted: TextMemory, model: Any) -> None:
+    """The model's own generate writes what it does with the processor, in fewer calls, and streams it."""
+    prompt, streamer, calls = prompt_of(fitted), Streamer(), list[int]()
+    expected = written(model, prompt, logits_processor=[fitted.processor()])
+    hook = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    with fitted.attach(model):
+        assert written(model, prompt, streamer=streamer) == expected == streamer.tokens[prompt.shape[1] :]
+    hook.remove()
+    assert 0 < len(calls) < len(expected)
+
+
 def test_an_expected_text_is_a_draft(fitted: TextMemory, model: Any) -> None:
     """What a call expects is written in the fewest calls, with places where it is wrong."""
     prompt = prompt_of(fitted)

@@ -152,25 +152,17 @@ def serve(memory: Any, options: argparse.Namespace) -> tuple[str, Result]:
 
 
 def explain(memory: Any, options: argparse.Namespace) -> tuple[str, Result]:
+    from trime.text_memory.served import as_explained
+
     tokens = memory.decoder.encode(options.text)
     if options.page:
         memory.explain_page(options.page, [tokens.tolist()])
-    explained = [
-        {
-            "token": token.text,
-            "probability": token.probability,
-            "parts": token.parts,
-            "sources": [{"memory": name, "file": source.name, "line": source.line} for name, source, _ in token.sources],
-            "run": token.run and token.run.to_json(),
-        }
-        for token in memory.explain([tokens.tolist()])[0]
-    ]
-    lines = []
+    (explained,), lines = memory.explain([tokens.tolist()]), []
     for token in explained:
-        largest = max(token["parts"], key=token["parts"].__getitem__)
-        place = f"{token['sources'][0]['file']}:{token['sources'][0]['line']}" if token["sources"] else ""
-        lines.append(f"{token['token']!r:24} {token['probability']:.3f}  {largest:9} {place}".rstrip())
-    return "\n".join(lines), explained
+        largest = max(token.parts, key=token.parts.__getitem__)
+        place = f"{token.sources[0][1].name}:{token.sources[0][1].line}" if token.sources else ""
+        lines.append(f"{token.text!r:24} {token.probability:.3f}  {largest:9} {place}".rstrip())
+    return "\n".join(lines), [as_explained(token).to_json() for token in explained]
 
 
 COMMANDS: dict[str, Callable[[Any, argparse.Namespace], tuple[str, Result]]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -38,7 +39,9 @@ class Drafting:
     def __init__(self, decoder: Decoder, drafts: Drafts, processor: MemoryProcessor | None, streamer: Any = None):
         self.decoder, self.drafts, self.processor, self.streamer = decoder, drafts, processor, streamer
         self.calls = self.tokens = 0  # of the model, and written; of all texts
-        self.sources: dict[str, tuple[int, int]] = {}  # tokens that each source drafted, and how many of them were right
+        self.tried = Counter[
+            tuple[str, int, bool]
+        ]()  # drafted tokens by source, place in the draft, and whether they were right
 
     @torch.no_grad()
     def __call__(
@@ -95,9 +98,15 @@ class Drafting:
         self.tokens += len(written)
         right = [one.token == token for one, token in zip(draft, written, strict=False)]
         self.drafts.pace.came_true(draft, right)
-        for number, one in enumerate(draft):
-            drafted, before = self.sources.get(one.source, (0, 0))
-            self.sources[one.source] = drafted + 1, before + (number < len(right) and right[number])
+        self.tried.update((one.source, place, place < len(right) and right[place]) for place, one in enumerate(draft))
+
+    @property
+    def sources(self) -> dict[str, tuple[int, int]]:
+        """How many tokens each source drafted, and how many of these were right."""
+        sums = {source: Counter[bool]() for source, _, _ in self.tried}
+        for (source, _, is_right), count in self.tried.items():
+            sums[source][is_right] += count
+        return {source: (of.total(), of[True]) for source, of in sums.items()}
 
     def with_memory(self, processors: Any) -> Any:
         """Return processors among which is that of the memory: before those that change a distribution for sampling."""

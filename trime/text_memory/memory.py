@@ -416,7 +416,7 @@ class TextMemory:
 
     @contextmanager
     def attach(self, model: Any) -> Iterator[None]:
-        """Let every ``generate`` of the model use the memory within a ``with`` block."""
+        """Let every ``generate`` of the model use the memory within a ``with`` block, and draft where it can."""
         before, generate = vars(model).get("generate"), model.generate
         self.processor()  # it must be possible now
 
@@ -429,7 +429,10 @@ class TextMemory:
         ) -> Any:
             if settings.get("guidance_scale", 1) not in (None, 1):
                 raise UserError("guidance_scale reads each token twice, which a memory cannot tell apart: leave it out")
-            return generate(inputs, generation_config, [*(logits_processor or []), self.processor()], *others, **settings)
+            processor, given = self.processor(), [*others, *settings.values()]
+            streamer = next((each for each in given if hasattr(each, "put") and hasattr(each, "end")), None)
+            settings.setdefault("custom_generate", self._drafting(processor, None, streamer))
+            return generate(inputs, generation_config, [*(logits_processor or []), processor], *others, **settings)
 
         model.generate = with_memory
         try:
