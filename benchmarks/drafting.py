@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=10, help="prompts of each text")
     parser.add_argument("--prompt", type=int, default=400, help="tokens of a prompt")
     parser.add_argument("--written", type=int, default=64, help="tokens that are written")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="of writing, the first being compared with")
     parser.add_argument("--code", nargs="*", default=[], help="names of the texts that are code, which claims are about")
 
 
@@ -85,6 +86,7 @@ def measure(options: argparse.Namespace) -> Measured:
     claims = [
         Claim(f"{BOTH}, {decoding}: time on code, in that of {way}", worst(rows, way, decoding, options.code), bound)
         for (way, decoding), bound in BOUNDS.items()
+        if {way, BOTH} <= {*options.ways}
     ]
     return Measured(rows, claims)
 
@@ -101,17 +103,18 @@ def rows_of_text(text: str, memory: TextMemory, folder: Path, options: argparse.
     write(memory, prompts[0], BOTH, options.written, {"do_sample": False})  # what is compiled or loaded at first
     rows = []
     for decoding, settings in (("greedy", {"do_sample": False}), ("sampled", SAMPLED)):
-        of_way: dict[str, list[Written]] = {way: [] for way in WAYS}
+        of_way: dict[str, list[Written]] = {way: [] for way in options.ways}
         tried = Counter[tuple[str, int, bool]]()
         for number, prompt in enumerate(prompts):
-            for way in np.random.default_rng(number).permutation(WAYS).tolist():
+            for way in np.random.default_rng(number).permutation(options.ways).tolist():
                 torch.manual_seed(number)
                 written, drafting = write(memory, prompt, way, options.written, settings)
                 of_way[way].append(written)
                 if drafting and way == BOTH:
                     tried += drafting.tried
         for way, texts in of_way.items():
-            same = [one.tokens == other.tokens for one, other in zip(texts, of_way[way.split(",")[0]], strict=True)]
+            plain = of_way.get(way.split(",")[0])
+            same = plain and sum(one.tokens == other.tokens for one, other in zip(texts, plain, strict=True))
             count = sum(len(one.tokens) for one in texts)
             rows.append(
                 {
@@ -123,7 +126,7 @@ def rows_of_text(text: str, memory: TextMemory, folder: Path, options: argparse.
                     "ms a token": round(1000 * median(one.seconds / len(one.tokens) for one in texts), 2),
                     "calls a token": round(sum(one.calls for one in texts) / count, 3),
                     "ms to the first token": round(1000 * median(one.first for one in texts), 1),
-                    "the same text": sum(same),
+                    "the same text": same,
                 }
                 | (shares_of(tried) if way == BOTH else {})
             )
@@ -185,7 +188,7 @@ class Calls:
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> Path:
-    """Draw for each decoding the speed of each way on each text, in that of the plain model, over the tokens of a call."""
+    """Draw for each decoding the speed of each way on each text, in that of the first one, over the tokens of a call."""
     headline = "Speed by tokens a call: what a draft costs is how far a point lies below the line"
     decodings = dict.fromkeys(row["decoding"] for row in rows)
     panels: list[Panel] = [
@@ -198,17 +201,18 @@ def draw(rows: list[dict[str, Any]], file: Path) -> Path:
 
 
 def draw_decoding(axis: Any, rows: list[dict[str, Any]], has_key: bool) -> None:
-    """Draw the panel of a decoding; on the line a call takes as long as one of the plain model without a draft."""
-    plain = {row["text"]: row["ms a token"] for row in rows if row["way"] == PLAIN}
+    """Draw the panel of a decoding; on the line a call takes as long as one of the first way without a draft."""
+    base, *ways = dict.fromkeys(row["way"] for row in rows)
+    times = {row["text"]: row["ms a token"] for row in rows if row["way"] == base}
     farthest = 1.1 * max(1 / row["calls a token"] for row in rows)
-    axis.plot([0, farthest], [0, farthest], color=COLOURS[PLAIN], lw=0.8)
-    for way in WAYS[1:]:
-        points = [(1 / row["calls a token"], plain[row["text"]] / row["ms a token"]) for row in rows if row["way"] == way]
+    axis.plot([0, farthest], [0, farthest], color=COLOURS[base], lw=0.8)
+    for way in ways:
+        points = [(1 / row["calls a token"], times[row["text"]] / row["ms a token"]) for row in rows if row["way"] == way]
         axis.plot(*zip(*points, strict=True), "o", color=COLOURS[way], ms=6, alpha=0.8, label=way)
     if has_key:
         axis.legend(loc="upper left", fontsize=8, frameon=False)
     axis.set_xlim(0, farthest)
     axis.set_ylim(bottom=0)
     axis.set_xlabel("tokens a call")
-    axis.set_ylabel("times the plain model's speed")
-    axis.set_title(f"{rows[0]['decoding']}, {len(plain)} texts")
+    axis.set_ylabel("times the plain model's speed" if base == PLAIN else f"times the speed of {base}")
+    axis.set_title(f"{rows[0]['decoding']}, {len(times)} texts")

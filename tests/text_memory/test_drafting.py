@@ -99,8 +99,13 @@ def test_an_attached_memory_drafts(fitted: TextMemory, model: Any) -> None:
     hook = model.register_forward_pre_hook(lambda *_: calls.append(1))
     with fitted.attach(model):
         assert written(model, prompt, streamer=streamer) == expected == streamer.tokens[prompt.shape[1] :]
-    hook.remove()
-    assert 0 < len(calls) < len(expected)
+        hook.remove()
+        assert 0 < len(calls) < len(expected)
+        stopped = written(model, prompt, stop_strings=["return"], tokenizer=fitted.decoder.tokenizer)
+        assert stopped == expected[: len(stopped)] and "return" in fitted.decoder.text_of(stopped)
+        for settings in ({"assistant_model": model}, {"prompt_lookup_num_tokens": 2}, {"penalty_alpha": 0.6, "top_k": 4}):
+            with pytest.raises(UserError, match=r"drafts by itself|not by contrastive"):
+                written(model, prompt, **settings)
 
 
 def test_an_expected_text_is_a_draft(fitted: TextMemory, model: Any) -> None:

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 # Inputs of a model that follow from the tokens; with others, only ``generate`` knows what comes next.
 KNOWN = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "token_type_ids", *CACHES}
 
+MODES = {"greedy_search", "sample", "beam_search", "beam_sample"}
+
 
 @cache
 def say_without(why: str) -> None:
@@ -142,6 +144,8 @@ def hindrance(model: Any, input_ids: Int[Tensor, "b l"], settings: Any, inputs: 
     """Return why nothing can be drafted for a call of ``generate``; None where drafts are possible."""
     if settings.prompt_lookup_num_tokens:
         raise UserError("the memory drafts by itself: leave out prompt_lookup_num_tokens")
+    if (mode := settings.get_generation_mode().value) not in MODES:
+        raise UserError(f"a memory continues greedily, by sampling or with beams, and not by {mode.replace('_', ' ')}")
     if settings.num_beams > 1:
         return "beams"
     if len(input_ids) > 1:

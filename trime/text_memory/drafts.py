@@ -27,7 +27,7 @@ TEMPERATURE = 0.04  # of the neighbours' cosines
 LEAST, MOST = 2, 24  # tokens of a context
 LONGEST = 32  # tokens of a draft
 FAINT = 0.05  # chance of a whole draft from which on it is not made longer
-PRIOR = 2.0  # tokens that count as right before any was tried
+PRIOR, AT_FIRST = 2.0, 0.8  # tokens that count as tried before any was, and how many of them as right
 FORGOTTEN = 0.998  # of what was counted, a call
 SURE = 0.98  # the largest chance
 GUESS = 0.03  # cost of a drafted token in calls, before one was measured
@@ -73,7 +73,7 @@ class Pace:
     def chance(self, source: str, context: int, share: float) -> float:
         """Return the chance that a token is right which has this share after a context of this length."""
         kind = source, context.bit_length()
-        return min(SURE, share * (PRIOR + self.right[kind]) / (PRIOR + self.hoped[kind]))
+        return min(SURE, share * (PRIOR * AT_FIRST + self.right[kind]) / (PRIOR + self.hoped[kind]))
 
     def came_true(self, draft: list[Drafted], right: list[bool]) -> None:
         """Note for each token of a draft that was tried whether it was right; what comes behind the first wrong one was not."""

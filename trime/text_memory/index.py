@@ -37,7 +37,7 @@ class KeyIndex:
     """Search of a segment's keys. ``first``: the first token of each document, which has no context."""
 
     def __init__(self, folder: Path, key: np.ndarray, first: np.ndarray):
-        self.key, self.first = np.asarray(key), first  # still mapped, but quick to index
+        self.key, self.first = key, first
         self.index = None
         if (folder / INDEX).exists() and has_faiss(len(key)):
             import faiss
@@ -130,6 +130,8 @@ def nearest(
         of_groups = [compared(indices, group, k, hidden) for group in groups]
         score, number, place = (torch.cat(column) for column in zip(*of_groups, strict=True))
         found.append((score, number, place))
+    if len(found) == 1:
+        return found[0]
     score, number, place = (torch.cat(column, 1) for column in zip(*found, strict=True))
     best = steady_topk(score, k)
     return score.gather(1, best), number.gather(1, best), place.gather(1, best)

@@ -28,7 +28,7 @@ from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import concat_masses
 from trime.serving.server import HOST, serve
 from trime.text_memory.decoder import PROBE, Decoder, as_stored
-from trime.text_memory.drafting import Drafting
+from trime.text_memory.drafting import Drafting, say_without
 from trime.text_memory.drafts import Drafts, Pace
 from trime.text_memory.experts import DOCUMENT, NEIGHBOURS, TEMPERATURES, TEXT, Experts
 from trime.text_memory.held_out import HeldOut, checksum_of_text, from_files, from_stored, near_copies, predicted_bytes
@@ -429,9 +429,14 @@ class TextMemory:
         ) -> Any:
             if settings.get("guidance_scale", 1) not in (None, 1):
                 raise UserError("guidance_scale reads each token twice, which a memory cannot tell apart: leave it out")
+            if settings.get("assistant_model"):
+                raise UserError("the memory drafts by itself: leave out assistant_model")
             processor, given = self.processor(), [*others, *settings.values()]
             streamer = next((each for each in given if hasattr(each, "put") and hasattr(each, "end")), None)
-            settings.setdefault("custom_generate", self._drafting(processor, None, streamer))
+            if settings.get("tokenizer"):  # of stop strings, which transformers forgets beside a custom_generate
+                say_without("the tokenizer that generate is given")
+            else:
+                settings.setdefault("custom_generate", self._drafting(processor, None, streamer))
             return generate(inputs, generation_config, [*(logits_processor or []), processor], *others, **settings)
 
         model.generate = with_memory

@@ -61,8 +61,7 @@ class Segment:
             if content.pop("checksum") != checksum_of(content):
                 raise ValueError("documents.json is not as it was written")
             self.documents = [Document(*fields) for fields in content["documents"]]
-            text, suffixes = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("text", "suffixes"))
-            self.line = np.load(folder / "line.npy", mmap_mode="r")
+            text, suffixes, self.line = (mapped(folder / f"{name}.npy") for name in ("text", "suffixes", "line"))
             for name, checksum in content["files"].items():
                 if checksum_of_file(folder / name) != checksum:
                     raise ValueError(f"{name} is not as it was written")
@@ -70,7 +69,7 @@ class Segment:
             texts = folder / TEXTS
             self.raw = np.memmap(texts, np.uint8, "r") if texts.exists() else None
             key = folder / "key.npy"
-            self.key: np.ndarray | None = np.load(key, mmap_mode="r") if key.exists() else None
+            self.key: np.ndarray | None = mapped(key) if key.exists() else None
             if len(text) != content["text"] or len(suffixes) != len(text) or len(self.line) != len(self):
                 raise ValueError("its files are of different lengths")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -142,6 +141,11 @@ class Segment:
         texts = self.texts()
         texts = texts and [texts[number] for number in chosen]
         return Content([self.documents[number] for number in chosen], token, line, key, texts)
+
+
+def mapped(file: Path) -> np.ndarray:
+    """Return an array that stays on disk; as a plain one, since each step on a ``memmap`` takes microseconds more."""
+    return np.asarray(np.load(file, mmap_mode="r"))
 
 
 def write_segment(folder: Path, contents: list[Content], vocabulary: int) -> None:
