@@ -8,7 +8,7 @@ a batch, beams or a text that is scored at once give the same numbers.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ TEXT_ORDERS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], np.int64)  # context leng
 DOCUMENT_ORDERS = np.array([1, 2, 3, 4, 6, 8, 12], np.int64)
 TEMPERATURES = [0.02, 0.04, 0.08, 0.16]  # of cosines
 NEAREST = 64  # neighbours of each context
-RUN = 8  # tokens of a copied run, at least
+SHORTEST = 8  # tokens of a copied run, at least
 
 
 class Candidates(NamedTuple):
@@ -47,6 +47,16 @@ class Neighbours(NamedTuple):
 
     def of_row(self, row: int) -> Neighbours:
         return Neighbours(*(column[row : row + 1] for column in self))
+
+
+class Run(NamedTuple):
+    """Tokens in a row that are stored word for word: how many, and the place of the first."""
+
+    tokens: int
+    source: Source
+
+    def to_json(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "file": self.source.name, "line": self.source.line}
 
 
 class Hidden(NamedTuple):
@@ -157,25 +167,25 @@ class Experts:
                 result[NEIGHBOURS, number, place] = NEIGHBOURS, number, self.segments[number].source(place)
         return [*result.values()]
 
-    def runs(self, tokens: np.ndarray, first: int) -> list[tuple[int, int, Source]]:
-        """Return the runs of a text that are stored word for word: the first token, how many there are, and their source.
+    def runs(self, tokens: np.ndarray, first: int) -> list[tuple[int, Run]]:
+        """Return the runs of a text that are stored word for word, each with the number of its first token.
 
         They are found from token ``first`` on, each as long as it can be, and have at least 8 tokens.
         """
-        found, at = list[tuple[int, int, Source]](), first
-        while at + RUN <= len(tokens):
+        found, at = list[tuple[int, Run]](), first
+        while at + SHORTEST <= len(tokens):
             lengths = [longest_run(segment, tokens[at:]) for segment in self.segments]
             length = max(lengths)
             if length:
                 segment = self.segments[lengths.index(length)]
-                found.append((at, length, segment.source(int(segment.find(tokens[at : at + length], 1)[0]))))
+                found.append((at, Run(length, segment.source(int(segment.find(tokens[at : at + length], 1)[0])))))
             at += length or 1
         return found
 
 
 def longest_run(segment: Segment, tokens: np.ndarray) -> int:
     """Return how many of the first of some tokens, at least 8, a segment has in this order; 0 where it has fewer."""
-    low, high = 0, RUN  # so many occur, so many may not
+    low, high = 0, SHORTEST  # so many occur, so many may not
     while high <= len(tokens) and np.subtract(*segment.array.range_of(tokens[:high])):
         low, high = high, 2 * high
     high = min(high, len(tokens) + 1)

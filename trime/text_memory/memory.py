@@ -38,7 +38,6 @@ from trime.text_memory.processor import (
     ExplainedToken,
     MemoryProcessor,
     ReadToken,
-    Run,
     StopAfterPrompt,
     StreamAfterPrompt,
     confidence,
@@ -467,8 +466,8 @@ class TextMemory:
     def with_runs(self, explained: list[ExplainedToken], tokens: np.ndarray) -> list[ExplainedToken]:
         """Return the last tokens of a text with the runs among them that are stored word for word."""
         begin = len(tokens) - len(explained)
-        for at, count, source in self._experts().runs(tokens, begin):
-            run, own = Run(count, source), slice(at - begin, at - begin + count)
+        for at, run in self._experts().runs(tokens, begin):
+            own = slice(at - begin, at - begin + run.tokens)
             explained[own] = [token._replace(run=run) for token in explained[own]]
         return explained
 

@@ -13,7 +13,7 @@ from trime.errors import UserError
 from trime.scoring.mixtures.adaptive import Adaptive
 from trime.scoring.mixtures.experts import folds, log_mixture
 from trime.text_memory.decoder import ANCHOR, Decoder
-from trime.text_memory.experts import TEMPERATURES, Candidates, Experts, Neighbours
+from trime.text_memory.experts import TEMPERATURES, Candidates, Experts, Neighbours, Run
 from trime.text_memory.prompts import Prompt
 from trime.text_memory.segment import Source
 from trime.text_memory.worth import Scored
@@ -40,16 +40,6 @@ class ReadToken(NamedTuple):
     own: float  # the model's log-probability of the token
     prediction: Prediction
     experts: Experts
-
-
-class Run(NamedTuple):
-    """Tokens in a row that are stored word for word: how many, and the place of the first."""
-
-    tokens: int
-    source: Source
-
-    def to_json(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, "file": self.source.name, "line": self.source.line}
 
 
 class ExplainedToken(NamedTuple):
