@@ -41,9 +41,8 @@ class Drafting:
     def __init__(self, decoder: Decoder, drafts: Drafts, processor: MemoryProcessor | None, streamer: Any = None):
         self.decoder, self.drafts, self.processor, self.streamer = decoder, drafts, processor, streamer
         self.calls = self.tokens = 0  # of the model, and written; of all texts
-        self.tried = Counter[
-            tuple[str, int, bool]
-        ]()  # drafted tokens by source, place in the draft, and whether they were right
+        # Drafted tokens by their source, their place in the draft, and whether they were right.
+        self.tried = Counter[tuple[str, int, bool]]()
 
     @torch.no_grad()
     def __call__(
