@@ -49,6 +49,8 @@ FREE = (
 )
 LABELS = ("name", "mixture.kind", "report.against", "report.name", "logger.project")  # texts that are any word
 
+FRACTIONS = ("model.factor",)  # numbers that may have a fraction, though the experiments' have none
+
 
 def leaves(content: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted key and the value of every leaf; lists are leaves."""
@@ -80,7 +82,7 @@ def every_case() -> Iterator[tuple[tuple[str, ...], str, str]]:
             if key in done or any(f"{key}.".startswith(f"{free}.") for free in FREE) or key.endswith("_"):
                 continue
             done.add(key)
-            for wrong in malformed(value):
+            for wrong in malformed(float(value) if key in FRACTIONS else value):
                 if not (wrong == "nonsense" and key in LABELS):
                     yield experiment, key, wrong
             yield experiment, f"{key}s", "1"

@@ -271,7 +271,7 @@ def encode(network: Network, inputs: list[int], number: int, state: Any, kept: A
     """
     device = next(network.parameters()).device
     tokens, fresh = torch.tensor([inputs], device=device), torch.tensor([number == 0], device=device)
-    encoding, state = network(tokens, state, fresh, kept)
+    encoding, state = network(tokens, state, fresh, *([] if kept is None else [kept]))  # not every backbone has a cache
     return Encoding(encoding.f[0], encoding.g[0]), state
 
 
