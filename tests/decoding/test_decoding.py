@@ -1,4 +1,4 @@
-"""Beam search against every sentence; the entries that a report lists of a generated token."""
+"""Beam search against every sentence; the entries that a report lists of a generated token; backbones of one's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from trime.common.types import Encoding
 from trime.decoding.attribution import Attribution
-from trime.decoding.generation import AttributedToken, agreeing_entries, top_entries
+from trime.decoding.generation import AttributedToken, agreeing_entries, encode, top_entries
+from trime.models.network import Network
 from trime.token_memory.test.base import Entries
 from trime.translation.beam import Beam
 
@@ -79,3 +81,24 @@ def test_a_memory_whose_mass_is_spread_is_listed_first() -> None:
     assert [name for name, _, _ in top_entries(step, 2)] == ["external", "local"]
     assert [name for name, _, _ in top_entries(step, 1)] == ["external"]
     assert agreeing_entries(step) == {"local": (1, 1), "external": (4, 5)}
+
+
+class Recurrent(torch.nn.Module):
+    """A backbone as CONTRIBUTING.md describes one: it has a state, and no cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer = torch.nn.Embedding(5, 4), torch.nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor, state: torch.Tensor | None, fresh: torch.Tensor) -> tuple[Encoding, torch.Tensor]:
+        h, state = self.layer(self.embedding(tokens), state)
+        return Encoding(h, h), state
+
+
+def test_a_backbone_without_a_cache_goes_on_from_its_state() -> None:
+    torch.manual_seed(0)
+    network = Network(Recurrent(), torch.nn.Linear(4, 5))
+    whole, _ = encode(network, [1, 2, 3, 4], 0, None)
+    _, state = encode(network, [1, 2], 0, None)
+    rest, _ = encode(network, [3, 4], 1, state)
+    torch.testing.assert_close(rest.f, whole.f[2:])
