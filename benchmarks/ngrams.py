@@ -25,9 +25,9 @@ from trime.common.io import size_of
 from trime.common.progress import Progress
 from trime.data.texts import read_texts
 from trime.errors import UserError
-from trime.text_memory.experts import followers_of_range
 from trime.text_memory.segment import Content, Document
 from trime.text_memory.store import TextStore
+from trime.token_memory.test.ngrams_cpu import followers
 
 LENGTHS, REPLACED, ROUNDS = (1, 2, 4, 8), 0.2, 3
 MARK, END, WIDTH = 2**16 - 1, 2**16 - 2, 2  # infini-gram's mark before a document, how it is answered, bytes of a token
@@ -113,7 +113,8 @@ def ours(folder: Path, texts: list[np.ndarray], vocabulary: int) -> tuple[dict[s
         return high - low
 
     def following(tokens: list[int]) -> list[tuple[int, int]]:
-        token, number = followers_of_range(segment, *segment.array.range_of(np.array(tokens)), len(tokens))
+        array = segment.array
+        token, number = followers(array.text, array.suffixes, array.starts, *array.range_of(np.array(tokens)), len(tokens))
         return sorted(zip(token.tolist(), number.tolist(), strict=True))
 
     return row, {"count": count, "next": following}

@@ -48,7 +48,6 @@ FREE = (
     "dataset.cache",
 )
 LABELS = ("name", "mixture.kind", "report.against", "report.name", "logger.project")  # texts that are any word
-
 FRACTIONS = ("model.factor",)  # numbers that may have a fraction, though the experiments' have none
 
 

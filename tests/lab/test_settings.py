@@ -82,14 +82,8 @@ OTHERS = {
     "eviction._target_": "trime.kv.eviction.lru.LRU",
 }
 ELSEWHERE = ("small", "answering", "questions", "translation", "train.memory_size", "train.eviction", "test_memories")
-KEPT = (
-    "task._target_",
-    "task._partial_",
-    "stages",
-    "mixture.kind",
-    "train.updates",
-    "checkpoint",
-)  # with others of these it is another experiment
+# With others of these it is another experiment.
+KEPT = ("task._target_", "task._partial_", "stages", "mixture.kind", "train.updates", "checkpoint")
 EXPERIMENTS: list[tuple[Sequence[str], Sequence[str] | None, dict[str, frozenset[str]]]] = [
     (("experiment=trime_ext", "dataset=stdlib_tiny"), None, LANGUAGE_MODEL),
     (("experiment=memorizing", "dataset=stdlib_tiny"), ("train", "model", "eviction"), MEMORIZING),

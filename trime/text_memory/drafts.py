@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trime.text_memory.experts import Experts, Neighbours, followers_of_range
+from trime.text_memory.experts import Experts, Neighbours
 from trime.text_memory.segment import Segment
-from trime.token_memory.test.ngrams_cpu import longest_context, longest_earlier
+from trime.token_memory.test.ngrams_cpu import followers, longest_context, longest_earlier
 
 STORED, WRITTEN, EXPECTED, NEAR = "stored", "written", "expected", "neighbours"  # sources of a draft
 TEMPERATURE = 0.04  # of the neighbours' cosines
@@ -170,7 +170,7 @@ class Drafts:
             array = segment.array
             context, low, high = longest_context(array.text, array.suffixes, array.starts, text, LEAST, MOST)
             if context:
-                token, count = followers_of_range(segment, low, high, context)
+                token, count = followers(array.text, array.suffixes, array.starts, low, high, context)
                 best = int(count.argmax())
                 found.append((int(token[best]), STORED, context, float(count[best] / count.sum())))
         context, number, share = longest_earlier(text, text, LEAST, MOST, len(text))

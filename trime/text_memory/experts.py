@@ -18,7 +18,7 @@ from trime.scoring.mixtures.experts import ExpertMasses
 from trime.text_memory.index import nearest
 from trime.text_memory.segment import Segment, Source
 from trime.token_memory.test.ngrams import SuffixArray, places_of_contexts
-from trime.token_memory.test.ngrams_cpu import counts_in_document, counts_in_text, followers, followers_of_contexts
+from trime.token_memory.test.ngrams_cpu import counts_in_document, counts_in_text, followers_of_contexts
 from trime.token_memory.train.objective.blockwise_cpu import entry_masses
 
 TEXT, DOCUMENT, NEIGHBOURS = "ngram", "document", "knn"
@@ -193,14 +193,6 @@ def longest_run(segment: Segment, tokens: np.ndarray) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if np.subtract(*segment.array.range_of(tokens[:middle])) else (low, middle)
     return low
-
-
-def followers_of_range(segment: Segment, low: int, high: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens behind the first ``length`` of some suffixes of a segment, and how often."""
-    array = segment.array
-    token, count = followers(array.text, array.suffixes, low, high, length)
-    inside = token < len(array.starts) - 2  # nothing follows the end of a document
-    return token[inside], count[inside]
 
 
 def document_counts(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -71,7 +71,7 @@ class ServedMemory(Served):
         return Reading(served, [as_explained(token) for token in self.memory.with_runs(sources, tokens)])
 
     def served(self, text: str, token: int, log_probability: Float[Tensor, " v"], wanted: Wanted) -> ServedToken:
-        """Return a token as it is served."""
+        """Return a token with its log-probability in nats, and with as many of the likeliest tokens as are wanted."""
         return ServedToken.of(text, token, log_probability, wanted.likeliest, self.text)
 
     def write(self, prompt: Prompt, wanted: Wanted, take: Callable[[ServedToken, str], bool]) -> Writing:

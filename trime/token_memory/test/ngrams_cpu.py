@@ -61,12 +61,15 @@ def count_followed_by(text, array, low, high, length, target, i):  # type: ignor
 
 
 @numba_jit()
-def followers(text, array, low, high, length):  # type: ignore[no-untyped-def]
-    """Return the distinct tokens behind the first ``length`` of the suffixes in a range, and how often each occurs there."""
+def followers(text, array, starts, low, high, length):  # type: ignore[no-untyped-def]
+    """Return the distinct tokens behind the first ``length`` of the suffixes in a range, and how often each occurs there.
+
+    Nothing follows the end of a document.
+    """
     # Suffixes are sorted, so that equal followers are neighbours: from one to the next by doubling steps, then by halves.
     token, count = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
     found = 0
-    while low < high:
+    while low < high and text[array[low] + length] < len(starts) - 2:  # the separator is the largest symbol, and comes last
         one, step, last = text[array[low] + length], 1, low
         while last + step < high and text[array[last + step] + length] == one:
             last += step
@@ -88,7 +91,7 @@ def followers(text, array, low, high, length):  # type: ignore[no-untyped-def]
 def followers_of_contexts(text, array, starts, history, orders):  # type: ignore[no-untyped-def]
     """Return the distinct tokens that follow the last tokens of a history in a text, for each of some rising numbers of them.
 
-    Three columns: the number of the order, the token, and how often it follows. Nothing follows the end of a document.
+    Three rows: the number of the order, the token, and how often it follows.
     """
     ranges = np.zeros((len(orders), 2), np.int64)
     for q in range(len(orders)):
@@ -98,15 +101,13 @@ def followers_of_contexts(text, array, starts, history, orders):  # type: ignore
         ranges[q] = suffix_range(text, array, starts, history, len(history) - length, length)
         if ranges[q, 0] == ranges[q, 1]:  # a longer context occurs nowhere either
             break
-    columns, first = np.empty((3, (ranges[:, 1] - ranges[:, 0]).sum()), np.int64), 0
+    found, first = np.empty((3, (ranges[:, 1] - ranges[:, 0]).sum()), np.int64), 0
     for q in range(len(orders)):
-        token, count = followers(text, array, ranges[q, 0], ranges[q, 1], orders[q])
+        token, count = followers(text, array, starts, ranges[q, 0], ranges[q, 1], orders[q])
         last = first + len(token)
-        if len(token) and token[-1] == len(starts) - 2:  # the separator is the largest symbol
-            last -= 1
-        columns[0, first:last], columns[1, first:last], columns[2, first:last] = q, token[: last - first], count[: last - first]
+        found[0, first:last], found[1, first:last], found[2, first:last] = q, token, count
         first = last
-    return columns[:, :first]
+    return found[:, :first]
 
 
 @numba_jit()
